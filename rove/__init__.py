@@ -1,0 +1,1 @@
+"""What the scripts share: settings, shards, tokenizers, checkpoints, metrics, evaluations."""

@@ -1,0 +1,1 @@
+"""Evaluations: each takes a scoring function and knows nothing of the model behind it."""

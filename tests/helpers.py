@@ -1,0 +1,84 @@
+"""What several tests make: shards, data folders, tiny runs, scripts in a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from rove.shards import MANIFEST, shard_header
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def shard_bytes(tokens):
+    """Contents of a shard that holds these ids."""
+    tokens = np.asarray(tokens)
+    assert tokens.size == 0 or tokens.max() < 2**16
+    return shard_header(tokens.size) + tokens.astype("<u2").tobytes()
+
+
+def make_data(folder, train=20_000, val=2_000, vocab_size=257, seed=0, manifest=True):
+    """A data folder of learnable ids: a noisy walk over the vocabulary, two train shards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    entries = []
+    for split, n_tokens in (("train", train), ("val", val)):
+        ids = np.cumsum(rng.integers(0, 4, n_tokens)) % vocab_size
+        parts = np.split(ids, [n_tokens // 3]) if split == "train" else [ids]
+        for number, part in enumerate(parts):
+            name = f"walk_{split}_{number:06d}.bin"
+            (folder / name).write_bytes(shard_bytes(part))
+            entries.append({"file": name, "split": split, "tokens": int(part.size)})
+    if manifest:
+        tokenizer = {"name": "byte", "vocab_size": vocab_size, "sha256": None}
+        content = {"tokenizer": tokenizer, "eot_id": 256, "shards": entries}
+        (folder / MANIFEST).write_text(json.dumps(content))
+    return folder
+
+
+def tiny_flags(data, out, **changes):
+    """Flags of a run that takes a second: 2 layers, width 32, context 32, 256 tokens a step."""
+    flags = {
+        "model.n_layer": 2,
+        "model.n_head": 2,
+        "model.n_embd": 32,
+        "model.block_size": 32,
+        "data.dir": data,
+        "out_dir": out,
+        "optim.warmup_steps": 2,
+        "optim.lr": 3e-3,
+        "train.max_steps": 8,
+        "train.tokens_per_step": 256,
+        "train.micro_batch_size": 8,
+        "train.eval_interval": 4,
+        "train.eval_tokens": 1024,
+        "train.dtype": "float32",
+        "train.device": "cpu",
+        "train.compile": "false",
+    }
+    flags |= {key.replace("__", "."): value for key, value in changes.items()}
+    return [f"--{key}={value}" for key, value in flags.items()]
+
+
+def run_script(*arguments, ranks=None, env=None, timeout_s=120):
+    """Run a script of the project in its own process, or under torchrun; return the result."""
+    command = [sys.executable, *map(str, arguments)]
+    if ranks:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+        command = [sys.executable, *torchrun, *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+def refused(result):
+    """The one line of a refusal: exit code 2, no traceback."""
+    assert result.returncode == 2, (result.returncode, result.stdout, result.stderr)
+    assert "Traceback" not in result.stderr, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, result.stderr
+    return lines[0]

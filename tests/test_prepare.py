@@ -1,0 +1,521 @@
+"""Preparing data: what is written, that it is always the same, and what is refused."""
+
+import gzip
+import hashlib
+import http.server
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import urllib.parse
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import prepare_fineweb
+from prepare_fineweb import main
+from rove import shards, sources
+from rove.shards import open_split
+from rove.tokenizer import Tokenizer, load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = ("--tokenizer", "byte", "--num_workers", "1", "--shard_tokens", "1000")
+FINEWEB_COLUMNS = ("text", "id", "dump", "url", "file_path", "language", "language_score")
+FINEWEB_COLUMNS += ("token_count", "score", "int_score")
+
+
+def documents(n, seed=0):
+    rng = np.random.default_rng(seed)
+    words = ["rotary", "value", "caf\u00e9", "\u4e16\u754c", "<|endoftext|>", "line\u2028two", "\n"]
+    return [" ".join(words[i] for i in rng.integers(0, 7, rng.integers(1, 60))) for _ in range(n)]
+
+
+def write_jsonl(path, texts):
+    lines = (json.dumps({"text": t}, ensure_ascii=False) for t in texts)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_parquet(path, texts):
+    columns = {name: texts if name == "text" else [name] * len(texts) for name in FINEWEB_COLUMNS}
+    pq.write_table(pa.table(columns), path, row_group_size=7)
+
+
+def prepare(folder, pattern, *more):
+    main(["--source", "files", "--files", str(pattern), "--out_dir", str(folder), *SMALL, *more])
+
+
+def hashes(folder):
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+def decoded(folder, split):
+    """The documents of a split, read back by another route than the tokenizer's."""
+    data = open_split(folder, split)
+    ids = data.read(0, data.n_tokens)
+    assert ids[0] == 256
+    return [
+        bytes(part[1:].tolist()).decode() for part in np.split(ids, np.flatnonzero(ids == 256))[1:]
+    ]
+
+
+def is_val(key, fraction=0.1):
+    return int(hashlib.sha256(key.encode()).hexdigest()[:16], 16) / 2**64 < fraction
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", documents(120, seed=1))
+    return folder
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run main, expect one line on stderr that matches, and exit code 2."""
+
+    def run(pattern, *argv):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main([str(a) for a in argv])
+        stderr = capsys.readouterr().err
+        assert caught.value.code == 2 and stderr.count("\n") == 1, stderr
+        assert stderr.startswith("error: ") and re.search(pattern, stderr), stderr
+
+    return run
+
+
+def test_every_document_once_in_order_and_in_full_shards(corpus, tmp_path):
+    prepare(tmp_path / "out", corpus / "*.jsonl")
+    texts = documents(120, seed=1)
+    for split in ("train", "val"):
+        wanted = [t for i, t in enumerate(texts) if is_val(f"a.jsonl#{i}") == (split == "val")]
+        assert decoded(tmp_path / "out", split) == wanted
+        *full, last = open_split(tmp_path / "out", split).shards
+        assert [s.size for s in full] == [1000] * len(full) and 1 <= last.size <= 1000
+    assert len(full) + 1 < len(open_split(tmp_path / "out", "train").shards)
+
+
+def test_manifest_says_what_the_shards_hold(corpus, tmp_path, capsys):
+    prepare(tmp_path / "out", corpus / "*.jsonl")
+    text = (tmp_path / "out" / "manifest.json").read_text()
+    manifest = json.loads(text)
+    assert text == json.dumps(manifest, indent=2, sort_keys=True) + "\n"
+    assert str(tmp_path) not in text and manifest["dataset"] == "files"
+    assert manifest["tokenizer"]["name"] == "byte" and manifest["eot_id"] == 256
+    assert manifest["tokenizer"]["vocab_size"] == 257 and manifest["invalid_rows"] == {}
+    assert sum(manifest["documents"].values()) == 120
+    for entry in manifest["shards"]:
+        path = tmp_path / "out" / entry["file"]
+        ids = shards.read_shard(path)
+        assert re.fullmatch(rf"files_{entry['split']}_\d{{6}}\.bin", entry["file"])
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]
+        assert (entry["tokens"], entry["max_id"]) == (ids.size, ids.max())
+        assert entry["text_bytes"] == np.count_nonzero(ids < 256)
+    capsys.readouterr()
+    main(["stats", str(tmp_path / "out")])
+    train = capsys.readouterr().out.splitlines()[0]
+    n_tokens = open_split(tmp_path / "out", "train").n_tokens
+    assert f"{manifest['documents']['train']} documents, {n_tokens:,} tokens" in train
+    files = {p.name for p in (tmp_path / "out").iterdir()}
+    assert files == {"manifest.json"} | {entry["file"] for entry in manifest["shards"]}
+
+
+def test_all_formats_read_the_same_texts(tmp_path):
+    texts = documents(40, seed=2)
+    half = (
+        "".join(json.dumps({"text": t}) + "\n" for t in part) for part in (texts[:9], texts[9:])
+    )
+    first, second = (part.encode() for part in half)
+    zstd = pa.Codec("zstd")
+    inputs = {
+        "jsonl": first + b"\n" + second.rstrip(b"\n"),
+        "jsonl.gz": gzip.compress(first) + gzip.compress(second),
+        "jsonl.zst": zstd.compress(first, asbytes=True) + zstd.compress(second, asbytes=True),
+    }
+    for extension, data in inputs.items():
+        (tmp_path / f"x.{extension}").write_bytes(data)
+        assert [t for _, t in sources.local_files(f"{tmp_path}/x.{extension}").documents()] == texts
+    write_parquet(tmp_path / "x.parquet", texts)
+    found = list(sources.local_files(f"{tmp_path}/x.parquet").documents())
+    assert found == [(f"x.parquet#{i}", t) for i, t in enumerate(texts)]
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "x.txt").write_bytes("a\r\nb\u2028c".encode())
+    (tmp_path / "deep" / "y.txt").write_text("y")
+    found = list(sources.local_files(f"{tmp_path}/deep/**/*.txt").documents())
+    assert found == [("er/x.txt#0", "a\r\nb\u2028c"), ("y.txt#0", "y")]
+
+
+def test_moved_input_and_any_number_of_workers_give_the_same_bytes(tmp_path, monkeypatch):
+    for place in ("in", "elsewhere/moved"):
+        (tmp_path / place).mkdir(parents=True)
+        write_parquet(tmp_path / place / "a.parquet", documents(300, seed=3))
+        write_jsonl(tmp_path / place / "b.jsonl", documents(100, seed=4))
+    monkeypatch.setattr(prepare_fineweb, "BATCH_CHARS", 2000)
+    prepare(tmp_path / "1", tmp_path / "in" / "*")
+    prepare(tmp_path / "2", tmp_path / "elsewhere" / "moved" / "*", "--num_workers", "2")
+    prepare(tmp_path / "3", tmp_path / "in" / "*", "--num_workers", "3")
+    assert len(hashes(tmp_path / "1")) > 20
+    assert hashes(tmp_path / "1") == hashes(tmp_path / "2") == hashes(tmp_path / "3")
+
+
+def test_eight_workers_on_three_documents(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", ["one", "two", "three"])
+    prepare(tmp_path / "out", tmp_path / "a.jsonl", "--num_workers", "8", "--val_fraction", "0.6")
+    both = [decoded(tmp_path / "out", split) for split in ("train", "val")]
+    assert sorted(both[0] + both[1]) == ["one", "three", "two"]
+
+
+def test_rows_without_text_are_counted(tmp_path, capsys):
+    texts = ["a", None, "", "b", 7, "c \ud800", "d"] * 4
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    prepare(tmp_path / "out", tmp_path / "*.jsonl", "--val_fraction", "0.5")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["invalid_rows"] == {"a.jsonl": {"rows": 12, "first": 1}}
+    assert "a.jsonl: 12 rows without text, the first is row 1" in capsys.readouterr().out
+    both = decoded(tmp_path / "out", "train") + decoded(tmp_path / "out", "val")
+    assert sorted(both) == sorted(["a", "b", "c \ufffd", "d"] * 4)
+
+
+STOPPED = """
+import os, pathlib, sys, prepare_fineweb
+name, left, signal = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+real = getattr(pathlib.Path, name)
+def stops(self, *args, **kwargs):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal)
+    return real(self, *args, **kwargs)
+setattr(pathlib.Path, name, stops)
+prepare_fineweb.main(sys.argv[4:])
+"""
+
+
+def stopped(method, count, number, argv):
+    """Run prepare and send it a signal at the count-th call of a method of Path.
+
+    Workers hold the pipes of stdout and stderr, so this returns only when none is left.
+    """
+    command = [sys.executable, "-c", STOPPED, method, str(count), str(int(number)), *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_killed_and_run_again_gives_the_same_bytes(corpus, tmp_path, workers):
+    prepare(tmp_path / "whole", corpus / "*.jsonl")
+    n_files = len(hashes(tmp_path / "whole"))
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    argv += [*SMALL, "--num_workers", workers]
+    # Renamed are the marker, every shard and the manifest. Removed are the manifest and the shards
+    # of the run before, and at the end the marker.
+    kills = [("replace", 1), ("replace", 2), ("replace", 5), ("replace", n_files + 1)]
+    for method, count in [*kills, ("unlink", n_files + 1)]:
+        done = stopped(method, count, signal.SIGKILL, argv)
+        assert done.returncode == -signal.SIGKILL, (method, count, done.stderr)
+        assert (tmp_path / "out" / "manifest.json").exists() == (method == "unlink")
+        with pytest.raises(ValueError):
+            open_split(tmp_path / "out", "train")
+    main(argv)
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+
+
+def test_interrupt_is_one_line_and_leaves_no_child(corpus, tmp_path):
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    done = stopped("replace", 3, signal.SIGINT, [*argv, *SMALL, "--num_workers", "2"])
+    assert done.returncode == 130 and done.stderr.count("\n") == 1, done.stderr
+    assert (tmp_path / "out" / shards.UNFINISHED).exists()
+
+
+def test_full_disk_is_one_line(corpus, tmp_path):
+    code = "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (1500, 1500));"
+    code += "sys.dont_write_bytecode = True; import prepare_fineweb as p; p.main(sys.argv[1:])"
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    command = [sys.executable, "-c", code, *argv, *SMALL]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert re.search(r"error: File too large: .*_train_000000\.bin\.tmp", done.stderr)
+
+
+def test_finished_folder_is_kept(corpus, tmp_path, capsys, refused):
+    prepare(tmp_path / "out", corpus / "*.jsonl")
+    before, inode = hashes(tmp_path / "out"), (tmp_path / "out" / "manifest.json").stat().st_ino
+    prepare(tmp_path / "out", corpus / "*.jsonl", "--num_workers", "2")
+    assert "already prepared" in capsys.readouterr().out
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    refused("out holds .*val_fraction 0.1 .asked: 0.2", *argv, *SMALL, "--val_fraction", "0.2")
+    refused("shard_tokens 1000 .asked: 999", *argv, *SMALL, "--shard_tokens", "999")
+    refused("source files .asked: python-stdlib", "--out_dir", tmp_path / "out")
+    write_jsonl(corpus / "b.jsonl", ["new"])
+    refused("input.files 1 .asked: 2", *argv, *SMALL)
+    assert hashes(tmp_path / "out") == before
+    assert (tmp_path / "out" / "manifest.json").stat().st_ino == inode
+    (tmp_path / "out" / "manifest.json").unlink()
+    refused(r"000000\.bin belongs to no known data set", *argv, *SMALL)
+
+
+def test_verify_finds_a_flipped_byte(corpus, tmp_path, capsys, refused):
+    prepare(tmp_path / "out", corpus / "*.jsonl")
+    main(["verify", str(tmp_path / "out")])
+    assert "shards are as" in capsys.readouterr().out
+    path = tmp_path / "out" / "files_train_000001.bin"
+    data = bytearray(path.read_bytes())
+    data[1500] ^= 1
+    path.write_bytes(data)
+    refused(r"files_train_000001\.bin: contents differ", "verify", tmp_path / "out")
+    path.write_bytes(data[:-2])
+    refused(r"files_train_000001\.bin: expected 3024 bytes.*3022", "verify", tmp_path / "out")
+    refused("no manifest", "verify", corpus)
+    refused("give one folder", "verify")
+    refused("does not exist", "stats", tmp_path / "nowhere")
+
+
+BAD_INPUTS = {
+    "no match": (None, b"", "matches no file"),
+    "extension": ("a.csv", b"text\n", r"a\.csv: extension is none of"),
+    "no parquet": ("a.parquet", b"text", r"a\.parquet: no complete parquet"),
+    "empty parquet": ("a.parquet", b"", r"a\.parquet: no complete parquet"),
+    "no text": ("a.jsonl", b'{"id": 1, "body": "x"}\n', r"line 1: no column 'text'.* id, body"),
+    "not JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', r"a\.jsonl, line 2: invalid JSON"),
+    "no object": ("a.jsonl", b'["x"]\n', "line 1: not a JSON object"),
+    "latin-1 jsonl": ("a.jsonl", b'{"text": "x"}\n{"text": "\xe9"}', "line 2: not UTF-8"),
+    "latin-1 txt": ("a.txt", b"caf\xe9", r"a\.txt: not UTF-8 at byte 3"),
+    "no gzip": ("a.jsonl.gz", b"plain", r"a\.jsonl\.gz: "),
+    "cut gzip": ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:-9], r"gz: Truncated"),
+    "no rows": ("a.jsonl", b"", "no row holds text"),
+    "only nulls": ("a.jsonl", b'{"text": null}\n', "1 rows without text, the first is row 0"),
+    "one side": ("a.jsonl", b'{"text": "x"}\n', "no document fell .*another --val_fraction"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input_is_one_line(case, tmp_path, refused):
+    name, data, pattern = BAD_INPUTS[case]
+    if name:
+        (tmp_path / name).write_bytes(data)
+    argv = ["--source", "files", "--files", f"{tmp_path}/a*", "--out_dir", tmp_path / "out"]
+    refused(pattern, *argv, *SMALL)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_bad_parquet_is_one_line(tmp_path, refused):
+    argv = ["--source", "files", "--files", f"{tmp_path}/a*", "--out_dir", tmp_path / "out"]
+    write_parquet(tmp_path / "a.parquet", documents(50))
+    data = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(data[: len(data) // 2])
+    refused(r"a\.parquet: no complete parquet file", *argv, *SMALL)
+    (tmp_path / "a.parquet").write_bytes(data[:10] + b"\xff" * 40 + data[50:])
+    refused(r"a\.parquet, row 0: ", *argv, *SMALL)
+    pq.write_table(pa.table({"id": [1], "content": ["x"]}), tmp_path / "a.parquet")
+    refused(r"a\.parquet: no column 'text'; columns are id, content", *argv, *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "argv"),
+    [
+        ("--files has no effect", ["--files", "x"]),
+        ("--dataset has no effect", ["--source", "files", "--files", "x", "--dataset", "y"]),
+        ("--revision has no effect", ["--revision", "v1"]),
+        ("--val_fraction has no effect", ["--source", "fineweb-edu", "--val_fraction", "0.2"]),
+        ("needs --files", ["--source", "files"]),
+        ("needs --dataset", ["--source", "hub"]),
+        ("--val_fraction 0.0", ["--val_fraction", "0"]),
+        ("--val_fraction 1.0", ["--val_fraction", "1"]),
+        ("--shard_tokens 0", ["--shard_tokens", "0"]),
+        ("--num_workers 0", ["--num_workers", "0"]),
+        ("source", ["--source", "web"]),
+        ("tokenizer", ["--tokenizer", "llama"]),
+        ("out_dri", ["--out_dri", "x"]),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_one_line(pattern, argv, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(pattern, *argv)
+    assert not list(tmp_path.iterdir())
+
+
+def test_output_folder_and_tokenizer_that_cannot_be_used(corpus, tmp_path, refused, monkeypatch):
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", *SMALL, "--out_dir"]
+    refused("Not a directory", *argv, corpus / "a.jsonl" / "out")
+    refused("exists", *argv, corpus / "a.jsonl")
+    too_many = lambda *args, **kwargs: Tokenizer("big", 70000, 69999, "0")  # noqa: E731
+    monkeypatch.setattr(prepare_fineweb, "load_tokenizer", too_many)
+    refused("70000 ids do not fit", *argv, tmp_path / "out")
+
+
+def test_dry_run_writes_nothing(corpus, tmp_path, capsys):
+    prepare(tmp_path / "out", corpus / "*.jsonl", "--dry_run=true")
+    assert not (tmp_path / "out").exists()
+    out = capsys.readouterr().out
+    size = (corpus / "a.jsonl").stat().st_size / 1e6
+    for part in ("files: 1 files", f"{size:.1f} MB", "M tokens", "on disk", "1 workers", "dry run"):
+        assert part in out
+
+
+def test_gpt2_on_documents_that_are_hard(tmp_path):
+    try:
+        gpt2 = load_tokenizer("gpt2")
+    except ValueError:
+        pytest.skip("GPT-2's vocabulary is not on this machine")
+    texts = ["^" * 1_000_000, "a" * 1_000_000, "a <|endoftext|> b", *documents(50, seed=5)]
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    start = time.monotonic()
+    argv = ["--source", "files", "--files", f"{tmp_path}/a.jsonl", "--num_workers", "2"]
+    main([*argv, "--out_dir", str(tmp_path / "out")])
+    assert time.monotonic() - start < 60
+    for split in ("train", "val"):
+        data = open_split(tmp_path / "out", split)
+        wanted = [t for i, t in enumerate(texts) if is_val(f"a.jsonl#{i}") == (split == "val")]
+        row = [[50256, *gpt2.encode(text).tolist()] for text in wanted]
+        assert data.read(0, data.n_tokens).tolist() == sum(row, [])
+        assert data.tokenizer["sha256"] == gpt2.sha256
+
+
+def test_standard_library(tmp_path, monkeypatch, capsys, refused):
+    main(["--tokenizer", "byte", "--out_dir", str(tmp_path / "out")])
+    assert "next: python train.py" in capsys.readouterr().out
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["revision"] == platform.python_version()
+    n_bytes = sum(entry["text_bytes"] for entry in manifest["shards"])
+    assert 5e6 < n_bytes < 50e6 and sum(manifest["documents"].values()) > 300
+    assert {e["file"] for e in manifest["shards"]} == {
+        "stdlib_train_000000.bin",
+        "stdlib_val_000000.bin",
+    }
+    monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
+    refused("input.revision .*3.99.0", "--tokenizer", "byte", "--out_dir", tmp_path / "out")
+
+
+def test_standard_library_leaves_out_tests_and_reads_coding_cookies(tmp_path, monkeypatch):
+    files = {
+        "os.py": b"x = 1\n",
+        "json/decoder.py": "# -*- coding: latin-1 -*-\n# caf\u00e9\n".encode("latin-1"),
+        "json/tool.py": b"x = 2\n",
+        "json/__init__.py": b"",
+        "json/data.txt": b"no module",
+    }
+    left_out = ("test", "json/tests", "idlelib/idle_test", "site-packages", "json/__pycache__")
+    files |= {f"{folder}/x.py": b"x = 3\n" for folder in left_out}
+    for name, data in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    found = list(sources.python_stdlib().documents())
+    cookie = "# -*- coding: latin-1 -*-\n# caf\u00e9\n"
+    assert found == [("json", cookie), ("json", "x = 2\n"), ("os.py", "x = 1\n")]
+    (tmp_path / "bad.py").write_bytes(b"# \xff\n")
+    with pytest.raises(ValueError, match=r"bad\.py"):
+        list(sources.python_stdlib().documents())
+
+
+def test_hub_data_set_is_streamed_at_a_resolved_revision(tmp_path, monkeypatch, refused):
+    asked, rows = [], [{"text": text} for text in documents(60, seed=6)]
+
+    def load_dataset(name, **options):
+        asked.append((name, options))
+        return iter(rows)
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(sources, "_resolve", lambda repo, revision: f"{revision}-resolved")
+    argv = ["--source", "hub", "--dataset", "some one/text-1.0", "--revision", "v2", *SMALL]
+    main([*argv, "--out_dir", str(tmp_path / "out")])
+    options = {"revision": "v2-resolved", "split": "train", "streaming": True}
+    assert asked == [("some one/text-1.0", options)]
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["dataset"], manifest["revision"]) == ("some one/text-1.0", "v2-resolved")
+    assert manifest["shards"][0]["file"] == "some_one_text-1.0_train_000000.bin"
+    assert sum(manifest["documents"].values()) == 60
+    rows[:] = [{"body": "x"}]
+    refused("no column 'text'; columns are body", *argv, "--out_dir", tmp_path / "other")
+
+
+HUB = """
+import sys, prepare_fineweb
+from rove import sources
+sources.FINEWEB_VAL_TOKENS = 1234
+prepare_fineweb.main(sys.argv[1:])
+"""
+
+
+def run_fineweb(endpoint, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_key"}
+    argv = ["--source", "fineweb-edu", *SMALL, "--out_dir", str(tmp_path / "out")]
+    return subprocess.run(
+        [sys.executable, "-c", HUB, *argv],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_fineweb_edu_from_a_hub_that_limits_its_rate(tmp_path):
+    sha, texts, keys, refusals = "c0ffee" * 6 + "beef", [], [], []
+    files = {}
+    for number in range(2):
+        texts += documents(40, seed=10 + number)
+        write_parquet(tmp_path / "x.parquet", texts[-40:])
+        files[f"sample/10BT/00{number}_00000.parquet"] = (tmp_path / "x.parquet").read_bytes()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802
+            path = urllib.parse.unquote(self.path.partition("?")[0])
+            route = path.partition("fineweb-edu/")[2]
+            if not route:  # what the client asks for itself
+                return self.answer(404, b"", {})
+            keys.append(self.headers.get("Authorization"))
+            if route not in refusals:
+                refusals.append(route)
+                return self.answer(429, b"", {"Retry-After": "0"})
+            if route == "revision/main":
+                return self.answer(200, json.dumps({"id": "x", "sha": sha}).encode(), {})
+            if route == f"tree/{sha}/sample/10BT":
+                items = [
+                    {"type": "file", "path": name, "size": len(data), "oid": "0"}
+                    for name, data in files.items()
+                ]
+                return self.answer(200, json.dumps(items[::-1]).encode(), {})
+            data = files[route.partition(f"{sha}/")[2]]
+            etag = f'"{hashlib.sha256(data).hexdigest()}"'
+            return self.answer(200, data, {"X-Repo-Commit": sha, "ETag": etag})
+
+        def do_HEAD(self):  # noqa: N802
+            self.do_GET()
+
+        def answer(self, status, body, headers):
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        done = run_fineweb(f"http://127.0.0.1:{server.server_port}", tmp_path)
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert len(refusals) == 4 and set(keys) == {"Bearer hf_key"}
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["dataset"], manifest["revision"]) == ("HuggingFaceFW/fineweb-edu", sha)
+    splits = [open_split(tmp_path / "out", split) for split in ("val", "train")]
+    assert splits[0].n_tokens == 1234 and [s.size for s in splits[0].shards] == [1000, 234]
+    ids = np.concatenate([data.read(0, data.n_tokens) for data in splits])
+    assert ids.tolist() == [i for text in texts for i in (256, *text.encode())]
+
+
+def test_fineweb_edu_without_network_is_one_line(tmp_path):
+    done = run_fineweb("http://127.0.0.1:9", tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "HuggingFaceFW/fineweb-edu" in done.stderr and not (tmp_path / "out").exists()

@@ -1,0 +1,353 @@
+"""Train a GPT-2-class model with rotary positions, on one process or many.
+
+    python train.py --config configs/demo.yaml --model.pos_mode rove --out_dir out/demo-rove
+    torchrun --standalone --nproc_per_node=8 train.py --config configs/gpt2_124m.yaml \\
+        --model.pos_mode rove --out_dir out/124m-rove
+
+A run that was stopped goes on with `--train.resume auto`. Exit codes: 0 done, 1 stopped by a loss
+or gradient that is not finite, 2 bad settings or input.
+"""
+
+import math
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from model import GPT, GPTConfig
+from rove import checkpoint as ckpt
+from rove import device as dev
+from rove import distributed as dist
+from rove.config import flatten, load, to_dict, to_yaml, user_errors
+from rove.files import write_atomic
+from rove.metrics import Metrics, Wandb, fetch_losses, trim_metrics
+from rove.optim import learning_rate, make_optimizer
+from rove.shards import BatchOrder, TokenData, open_split
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    dir: str = "data/stdlib"
+    """folder of token shards that prepare_fineweb.py wrote"""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    lr: float = 6e-4
+    """peak learning rate"""
+    min_lr: float | None = None
+    """learning rate of the last step; null: a tenth of lr"""
+    weight_decay: float = 0.1
+    """decay of matrices; vectors have none"""
+    beta1: float = 0.9
+    """AdamW's decay of the gradient's mean"""
+    beta2: float = 0.95
+    """AdamW's decay of the gradient's square"""
+    grad_clip: float = 1.0
+    """largest norm of the gradient; 0: no clipping"""
+    warmup_steps: int = 715
+    """steps of linear warm-up before the cosine"""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    max_steps: int = 18795
+    """optimizer updates"""
+    tokens_per_step: int = 524288
+    """tokens of one update, over all ranks and micro-steps"""
+    micro_batch_size: int = 16
+    """most sequences in one forward pass of a rank; bounds memory, changes no result"""
+    eval_interval: int = 250
+    """steps between evaluations"""
+    eval_tokens: int = 10485760
+    """validation tokens of one evaluation, at most the whole split"""
+    checkpoint_interval: int = 1000
+    """steps between checkpoints; the last step and every new best are saved too"""
+    keep_checkpoints: int = 2
+    """newest checkpoints to keep, beside the best"""
+    log_interval: int = 10
+    """steps between reads of the losses from the device; every step gets its line all the same"""
+    dtype: dev.DtypeName = "auto"
+    """of matrix products; auto: bfloat16 where it is native, else float16 on GPUs, else float32"""
+    device: dev.DeviceName = "auto"
+    """where to train; auto: cuda, else mps, else cpu"""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile; auto: on GPUs, and on CPUs for long runs"""
+    resume: Literal["never", "auto"] = "never"
+    """auto: continue the run in out_dir if there is one"""
+    dist_timeout_s: float = 600.0
+    """longest wait for another rank, in seconds"""
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    wandb: Literal["disabled", "offline", "online"] = "disabled"
+    """what wandb does, beside metrics.jsonl"""
+    wandb_project: str = "rove"
+    """wandb project"""
+    run_name: str | None = None
+    """wandb run name; null: the folder's"""
+
+
+@dataclass(frozen=True)
+class Config:
+    model: GPTConfig = field(default_factory=lambda: GPTConfig(vocab_size=None))
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    out_dir: str = "out/run"
+    """run folder"""
+    seed: int = 1337
+    """seed of weights, dropout and the order of the windows"""
+    dry_run: bool = False
+    """check everything, print what would run, and stop"""
+
+    def __post_init__(self) -> None:
+        for key, value in flatten(to_dict(self)).items():
+            least = 1 if key.startswith("train.") and isinstance(value, int) else 0
+            numeric = not key.startswith("model.") and isinstance(value, int | float)
+            if numeric and value is not False and not least <= value < math.inf:
+                raise ValueError(f"{key}={value}: must be at least {least}")
+        o, T, n = self.optim, self.model.block_size, self.train.tokens_per_step
+        if max(o.beta1, o.beta2) >= 1:
+            raise ValueError(f"optim.beta1={o.beta1}, beta2={o.beta2}: must be below 1")
+        if (o.min_lr or 0) > o.lr:
+            raise ValueError(f"optim.min_lr={o.min_lr}: must be at most optim.lr={o.lr}")
+        if self.model.factor != 1:
+            why = "YaRN extends a trained model at evaluation; train at 1"
+            raise ValueError(f"model.yarn_factor={self.model.factor}: {why}")
+        if n % T:
+            near = f"{max(n // T, 1) * T} or {(n // T + 1) * T}"
+            raise ValueError(
+                f"train.tokens_per_step={n}: no multiple of block_size={T}; try {near}"
+            )
+
+
+def split_batch(config: TrainConfig, block_size: int, world_size: int) -> tuple[int, int]:
+    """Return (sequences of one forward pass on one rank, micro-steps per update).
+
+    Raises ValueError with the nearest tokens_per_step that ranks and micro-batch divide.
+    """
+    sequences = config.tokens_per_step // block_size
+    micro_batch_size = min(config.micro_batch_size, max(sequences // world_size, 1))
+    unit = micro_batch_size * world_size
+    if sequences % unit:
+        near = [n * unit * block_size for n in (max(sequences // unit, 1), sequences // unit + 1)]
+        raise ValueError(
+            f"train.tokens_per_step={config.tokens_per_step}: not a multiple of {world_size} ranks "
+            f"x {micro_batch_size} sequences x {block_size} tokens; try {near[0]} or {near[1]}, or "
+            "another train.micro_batch_size"
+        )
+    return micro_batch_size, sequences // unit
+
+
+def read_batch(
+    data: TokenData, windows: list[int], T: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets, each (B, T) int64 on the device, of these windows."""
+    with user_errors():
+        rows = torch.from_numpy(data.windows(windows, T))
+    if device.type == "cuda":
+        rows = rows.pin_memory()
+    rows = rows.to(device, non_blocking=True)
+    return rows[:, :-1], rows[:, 1:]
+
+
+def evaluate(
+    model: GPT, val: TokenData, n_windows: int, batch_size: int, world: dist.World, cast: Any
+) -> float:
+    """Return the mean loss in nats per token over validation windows 0 .. n_windows - 1.
+
+    Ranks share the windows. Each window's sum is added up in float64, so that neither their
+    number nor batch_size changes the result.
+    """
+    T, device = model.config.block_size, model.transformer.wte.weight.device
+    own = list(range(world.rank, n_windows, world.size))
+    total = 0.0
+    model.eval()
+    for first in range(0, len(own), batch_size):
+        x, y = read_batch(val, own[first : first + batch_size], T, device)
+        with cast():
+            total += float(model.token_nll(x, y).sum(dim=1).cpu().double().sum())
+    model.train()
+    return sum(dist.gather_objects(total)) / (n_windows * T)
+
+
+def main(argv: list[str]) -> None:
+    """Train as the command line says."""
+    config = load(Config, argv, prog="train.py", description="Train GPT-2 with rotary positions.")
+    t, T, run = config.train, config.model.block_size, Path(config.out_dir)
+    world = dist.read_world()
+
+    def say(line: str) -> None:
+        if world.is_main:
+            tqdm.write(line)
+
+    # What to run, checked before anything is written
+    with user_errors():
+        device = dev.resolve_device(t.device, world.local_rank)
+        dtype = dev.resolve_dtype(t.dtype, device, config.model.n_embd)
+        micro_batch_size, grad_accum_steps = split_batch(t, T, world.size)
+        data, val = open_split(config.data.dir, "train", say), open_split(config.data.dir, "val")
+        vocab_size = data.tokenizer["vocab_size"]
+        if config.model.vocab_size not in (None, vocab_size):
+            remedy = f"the data in {config.data.dir} has {vocab_size} ids; leave it null"
+            raise ValueError(f"model.vocab_size={config.model.vocab_size}: {remedy}")
+        config = replace(config, model=replace(config.model, vocab_size=vocab_size))
+        n_val_windows = min(val.n_windows(T), max(t.eval_tokens // T, 1))
+        for split in (data, val):
+            if split.n_windows(T) < 1:
+                short = f"{split.n_tokens} tokens are less than a window of block_size={T} + 1"
+                raise ValueError(f"{split.files[0]}: {short}; lower it or prepare more text")
+        order = BatchOrder(data.n_windows(T), config.seed)
+        fingerprint: dict[str, Any] = {"train": data.sha256, "val": val.sha256}
+        fingerprint |= {"order": order.fingerprint(), "seed": config.seed}
+        torch.manual_seed(config.seed)
+        model = GPT(config.model).to(device)
+        n_params = sum(p.numel() for p in model.parameters())
+        flops_per_token = 6 * n_params + 12 * config.model.n_layer * config.model.n_embd * T
+        run_flops = flops_per_token * t.tokens_per_step * t.max_steps
+        compiles, notice = dev.resolve_compile(t.compile, device, run_flops / world.size)
+        if config.optim.warmup_steps > t.max_steps:
+            notice += f" warm-up ({config.optim.warmup_steps} steps) is longer than the run"
+    environment = dev.environment(device, compiles)
+    how = f"{environment['device']}, {dtype}, {'compiled' if compiles else 'eager'}"
+    batch = f"{world.size} ranks x {grad_accum_steps} x {micro_batch_size} sequences x {T} tokens"
+    epochs = t.max_steps * t.tokens_per_step / data.n_tokens
+    say(f"model: {config.model.pos_mode}, {n_params:,} parameters; {how}")
+    say(f"data: {config.data.dir}, {data.n_tokens:,} tokens, {data.tokenizer['name']}")
+    say(f"run: {run}, {t.max_steps} steps of {t.tokens_per_step:,} tokens = {batch}")
+    say(f"cost: {run_flops:.1e} FLOPs, {epochs:.2f} epochs")
+    if notice:
+        say(f"notice: {notice.strip()}")
+    if config.dry_run:
+        return
+
+    # The run folder: a new run, or the one that is there and what it had reached
+    with user_errors():
+        dist.connect(world, device, t.dist_timeout_s)
+        lock = dist.on_main(world, lambda: ckpt.lock_run(run))  # held until the process ends
+        fixed, free = ("model.", "seed", "train.tokens_per_step"), ("train.resume", "out_dir")
+        resume = t.resume == "auto"
+        found = dist.on_main(world, lambda: ckpt.find_run(run, config, resume, fixed, free))
+        resume_from = dist.gather_objects(found)[0]
+        optimizer, scaler = make_optimizer(model, config.optim), dev.make_scaler(device, dtype)
+        start, best_val_loss, wandb_id, rng = 0, math.inf, None, []
+        if resume_from is not None:
+            saved = ckpt.read_checkpoint(resume_from)
+            if saved["data"] != fingerprint:
+                raise ValueError(f"{config.data.dir}: not the data that {run} was trained on")
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            scaler.load_state_dict(saved["scaler"])
+            start, best_val_loss, rng = saved["step"], saved["best_val_loss"], saved["rng"]
+            wandb_id = saved["wandb_run_id"]
+            say(f"resumed from {resume_from} at step {start}")
+            for key, before in saved["environment"].items():
+                if before != environment[key]:
+                    say(f"warning: {key} was {before}, is now {environment[key]}: rounding differs")
+            del saved
+    metrics = None
+    if world.is_main:
+        write_atomic(run / "config.yaml", lambda file: file.write(to_yaml(config).encode()))
+        trim_metrics(run, start)
+        wandb = Wandb(config.log, run, wandb_id, to_dict(config))
+        metrics, wandb_id = Metrics(run, wandb), wandb.id
+    if compiles:
+        model.compile()
+    ddp: Any = model
+    if world.size > 1:
+        devices = [device.index] if device.type == "cuda" else None
+        ddp = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    torch.manual_seed(config.seed + world.rank)  # dropout differs between ranks
+    if world.rank < len(rng):  # last: nothing between here and the loop draws a number
+        dev.set_rng_state(rng[world.rank], device)
+
+    # The loop; step is the number of updates done when its pass is over
+    peak, is_fp16 = dev.peak_flops(device), dtype == torch.float16
+    cast = partial(dev.autocast, device, dtype)
+    pending: list[dict[str, Any]] = []  # steps whose losses are still on the device
+    quiet = None if world.is_main else True  # None: shown on a terminal only
+    bar = tqdm(total=t.max_steps, initial=start, unit="step", disable=quiet)
+    clock = time.perf_counter()
+    for step in range(start + 1, t.max_steps + 1):
+        loss_sum = torch.zeros((), device=device)
+        for micro_step in range(grad_accum_steps):
+            first = (step - 1) * (t.tokens_per_step // T)  # in the endless order of sequences
+            first += (micro_step * world.size + world.rank) * micro_batch_size
+            windows = list(order.indices(first, first + micro_batch_size))
+            x, y = read_batch(data, windows, T, device)
+            syncs = world.size == 1 or micro_step == grad_accum_steps - 1
+            with nullcontext() if syncs else ddp.no_sync():
+                with cast():
+                    loss = ddp(x, y)[1] / grad_accum_steps
+                scaler.scale(loss).backward()
+            loss_sum += loss.detach()
+        lr = learning_rate(config.optim, t.max_steps, step)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        scaler.unscale_(optimizer)
+        clip = config.optim.grad_clip or math.inf
+        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
+        scaler.step(optimizer)  # skipped on the device if a gradient is not finite
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        row = {"step": step, "tokens": step * t.tokens_per_step, "train/loss": loss_sum}
+        pending.append({**row, "lr": lr, "grad_norm": grad_norm})
+        bar.update()
+
+        evaluates = step % t.eval_interval == 0 or step == t.max_steps
+        saves = step % t.checkpoint_interval == 0 or step == t.max_steps
+        if not (evaluates or saves or step % t.log_interval == 0):
+            continue
+        fetch_losses(pending, is_fp16)
+        tok_per_s = len(pending) * t.tokens_per_step / (time.perf_counter() - clock)
+        for row in pending:
+            row["perf/tok_per_s"] = round(tok_per_s, 1)
+            if peak is not None:
+                row["perf/mfu"] = flops_per_token * tok_per_s / (peak * world.size)
+        loss_now = pending[-1]["train/loss"]
+        bar.set_postfix(loss=f"{loss_now:.4f}", tok_per_s=f"{tok_per_s:,.0f}")
+        if evaluates:
+            val_loss = evaluate(model, val, n_val_windows, micro_batch_size, world, cast)
+            pending[-1]["val/loss"] = val_loss
+            losses = f"train loss {loss_now:.4f}, val loss {val_loss:.4f} nats/token"
+            say(f"step {step}: {losses}, {tok_per_s:,.0f} tokens/s")
+        is_best = evaluates and val_loss < best_val_loss
+        best_val_loss = val_loss if is_best else best_val_loss
+        if metrics:
+            metrics.write(pending)
+        pending = []
+        if saves or is_best:
+            rng = dist.gather_objects(dev.rng_state(device))
+            if world.is_main:
+                state = {"format": ckpt.FORMAT, "model_config": config.model.stored()}
+                state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                state |= {"scaler": scaler.state_dict(), "rng": rng, "environment": environment}
+                state |= {"step": step, "tokens": step * t.tokens_per_step, "data": fingerprint}
+                state |= {"tokenizer": data.tokenizer, "best_val_loss": best_val_loss}
+                state |= {"wandb_run_id": wandb_id}
+                ckpt.save_checkpoint(run, state, is_best, t.keep_checkpoints)
+        clock = time.perf_counter()
+
+    bar.close()
+    if metrics:
+        metrics.close()
+    say(f"done: {run}, best val loss {best_val_loss:.4f} nats/token")
+    say(f"next: python sample.py --checkpoint {run}")
+    dist.wait_for_all()
+    dist.disconnect()
+    del lock
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
