@@ -1,9 +1,9 @@
 # make demo: train RoPE and RoVE on real text and compare them, on two CPU cores
-# make test: the tests        make lint: ruff and mypy        make faults: the long tests
+# make test: the tests        make lint: ruff and mypy
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint faults clean
+.PHONY: demo test lint clean
 
 demo: .venv/run
 	scripts/demo.sh
@@ -15,9 +15,6 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-
-faults: .venv/dev
-	$(BIN)/pytest -m faults
 
 clean:
 	rm -rf .venv out data

@@ -127,9 +127,7 @@ class Config:
             raise ValueError(f"model.yarn_factor={self.model.factor}: {why}")
         if n % T:
             near = f"{max(n // T, 1) * T} or {(n // T + 1) * T}"
-            raise ValueError(
-                f"train.tokens_per_step={n}: no multiple of block_size={T}; try {near}"
-            )
+            raise ValueError(f"train.tokens_per_step={n}: not whole windows of {T}; try {near}")
 
 
 def split_batch(config: TrainConfig, block_size: int, world_size: int) -> tuple[int, int]:
@@ -142,11 +140,9 @@ def split_batch(config: TrainConfig, block_size: int, world_size: int) -> tuple[
     unit = micro_batch_size * world_size
     if sequences % unit:
         near = [n * unit * block_size for n in (max(sequences // unit, 1), sequences // unit + 1)]
-        raise ValueError(
-            f"train.tokens_per_step={config.tokens_per_step}: not a multiple of {world_size} ranks "
-            f"x {micro_batch_size} sequences x {block_size} tokens; try {near[0]} or {near[1]}, or "
-            "another train.micro_batch_size"
-        )
+        parts = f"{world_size} ranks x {micro_batch_size} sequences x {block_size} tokens"
+        ways = f"try {near[0]} or {near[1]}, or another train.micro_batch_size"
+        raise ValueError(f"train.tokens_per_step={config.tokens_per_step}: not n x {parts}; {ways}")
     return micro_batch_size, sequences // unit
 
 

@@ -96,7 +96,7 @@ def test_compiling_in_place_keeps_the_names_of_the_weights(mode):
 def test_growth_under_compile_gives_the_values_of_eager(mode):
     net, eager = (lively(small(mode, yarn_factor=4.0)) for _ in range(2))
     net.compile(backend="eager")
-    for T in (48, 1100, 48, 3000):  # the tables begin with 1024 rows
+    for T in (48, 1100, 48, 2100):  # the tables begin with 1024 rows
         idx = ids(net.config, 1, T)
         with torch.no_grad():
             assert (net(idx)[0] - eager(idx)[0]).abs().max() < 1e-5
@@ -104,13 +104,13 @@ def test_growth_under_compile_gives_the_values_of_eager(mode):
 
 
 def test_no_new_graph_for_every_length():
-    """Perplexity by length and prompts of any size: lengths become dynamic, not recompilations."""
+    """Perplexity by length: the second length makes a graph of any length, and no graph breaks."""
     net, recorder = lively(small("rove")), Recorder()
     compiled = torch.compile(net, fullgraph=True, backend=recorder)
     with torch.no_grad():
         for T in range(20, 40):
             compiled(ids(net.config, 2, T))
-    assert len(recorder.graphs) <= 3
+    assert len(recorder.graphs) == 2
 
 
 def test_training_steps_share_one_graph():
@@ -140,10 +140,12 @@ def test_compiled_models_generate():
     assert torch.equal(net.generate(start, 20, temperature=0), want)
 
 
-def test_one_graph_on_the_first_call_on_another_device():
-    """A GPU's first compiled call: tables that still wait on the CPU must not break the graph. The
-    meta device stands for the GPU."""
-    net = GPT(small("rove")).to("meta")
+def test_one_graph_on_another_device():
+    """A GPU's first compiled call, and the first after set_yarn_factor: tables that still wait on
+    the CPU must not break the graph. The meta device stands for the GPU."""
+    net = GPT(small("rove+yarn")).to("meta")
     compiled = torch.compile(net, fullgraph=True, backend="eager")
     idx = torch.zeros(2, 32, dtype=torch.long, device="meta")
+    assert compiled(idx)[0].shape == (2, 32, 97)
+    net.set_yarn_factor(4.0)
     assert compiled(idx)[0].shape == (2, 32, 97)

@@ -197,7 +197,7 @@ def test_prompt_lengths_as_a_tensor_and_shorter_than_the_padding():
         assert got[b, : n + 5].tolist() == want
 
 
-@pytest.mark.parametrize("lengths", [[1], [0, 3], [3, 6], [-1, 2]])
+@pytest.mark.parametrize("lengths", [[], [1], [0, 3], [3, 6], [-1, 2]])
 def test_wrong_prompt_lengths_are_refused(lengths):
     net = lively(small())
     with pytest.raises(ValueError, match="prompt_lengths"):
@@ -223,6 +223,17 @@ def test_stop_ids_end_a_row_and_then_the_batch():
         assert got[b, : ends[b]].tolist() == full[b][: ends[b]]  # the stop id itself included
         assert got[b, ends[b] :].tolist() == [stops[0]] * (got.shape[1] - ends[b])
     assert got.shape[1] == max(ends) < 30  # stopped early, all three
+
+
+def test_a_batch_ends_when_no_row_has_anything_left_to_write():
+    """A short row runs out of new tokens, the long one stops: no column of padding follows."""
+    net = lively(small())
+    prompts = ids(net.config, 2, 12)
+    first = net.generate(prompts[1:], 1, temperature=0)[0, 12].item()
+    short = net.generate(prompts[:1, :3], 5, temperature=0)[0].tolist()
+    assert first not in short[3:]
+    got = net.generate(prompts, 5, temperature=0, stop_ids=[first], prompt_lengths=[3, 12])
+    assert got.tolist() == [short + [first] * 5, prompts[1].tolist() + [first]]
 
 
 def test_a_stop_id_in_the_prompt_does_not_stop():
@@ -340,6 +351,10 @@ def test_draws_on_known_logits(settings, want):
     got = draws(torch.tensor([0.1, 0.4, 0.2, 0.3]).log().tolist(), **settings)
     assert (got - torch.tensor(want)).abs().max() < 0.015
     assert all((share > 0) == (w > 0) for share, w in zip(got.tolist(), want, strict=True))
+
+
+def test_the_fewest_ids_that_reach_top_p_exactly():
+    assert (draws([0.0, 0.0], n=500, top_p=0.5) > 0).sum() == 1
 
 
 def test_top_k_keeps_k_ids_of_a_tie():
