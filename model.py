@@ -8,8 +8,7 @@ that pair by the angle t * omega_m, where omega_m = theta^(-2m / head_dim):
     rope     y_i = sum_j A_ij v_j
     rove     y_i = R_i^-1 sum_j A_ij R_j v_j                         R^-1 is R with sin negated
 
-YaRN's temperature mscale^2 stands in the softmax scale alone. The tables are pure rotations, so
-values and outputs never take it.
+YaRN's mscale^2 stands in the softmax scale alone: tables are pure rotations, values never take it.
 
 Sizes: B batch, T tokens, H heads, D head dim, C embedding, V vocabulary.
 """
@@ -30,7 +29,7 @@ PosMode = Literal["rope", "rove", "rope+yarn", "rove+yarn"]
 POS_MODES = get_args(PosMode)
 ROTARY_PAIRING = "halves"  # stored in checkpoints; neighbours (2m, 2m + 1) are another model
 TABLE_ROWS = 1024  # tables grow by whole blocks, so a position's entry never depends on T
-FREE = ("dropout", "yarn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_values")  # at load
+OVERRIDES = ("dropout", "yarn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_values")
 HEAD_CHUNK = 2048  # positions whose logits token_nll and score hold at once
 
 
@@ -112,22 +111,20 @@ def _require(holds: bool, key: str, value: object, expected: str) -> None:
 def rotary_frequencies(config: GPTConfig, factor: float) -> Tensor:
     """Return omega (D / 2,) float64, radians per position, for a YaRN factor (1: plain RoPE).
 
-    YaRN (arXiv 2309.00071, section 3.2) as its released code has it: pair m makes
-    block_size * omega_m / (2 pi) turns over the training length; the ramp is linear in the pair
-    index from floor(index of beta_fast turns), at which frequencies are kept, to ceil(index of
-    beta_slow turns), from which they are divided by `factor`; both are clamped to [0, D - 1].
+    YaRN (arXiv 2309.00071) as its released code has it: over the training length, pair m makes
+    block_size * omega_m / (2 pi) turns. A ramp, linear in the pair index, leads from the floor of
+    the index with beta_fast turns (omega kept) to the ceiling of that with beta_slow turns (omega
+    divided by `factor`), both clamped to [0, D - 1].
     """
     D, theta = config.head_dim, config.rope_theta
     pairs = torch.arange(D // 2, dtype=torch.float64, device="cpu")
     omega = theta ** (-2 * pairs / D)
     if factor == 1:
         return omega
-
-    def pair_index(turns: float) -> float:
-        return D * math.log(config.block_size / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-    low = max(math.floor(pair_index(config.yarn_beta_fast)), 0)
-    high = min(math.ceil(pair_index(config.yarn_beta_slow)), D - 1)
+    betas = (config.yarn_beta_fast, config.yarn_beta_slow)
+    lengths = [config.block_size / (2 * math.pi * beta) for beta in betas]
+    fast, slow = (D * math.log(length) / (2 * math.log(theta)) for length in lengths)  # pair index
+    low, high = max(math.floor(fast), 0), min(math.ceil(slow), D - 1)
     slowed = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)  # 0: kept, 1: omega / factor
     return omega * (1 - slowed) + omega / factor * slowed
 
@@ -135,8 +132,7 @@ def rotary_frequencies(config: GPTConfig, factor: float) -> Tensor:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the channel pairs (m, m + D / 2) of x by the tables' angles; negate sin to turn back.
 
-    x: (..., T, D), any float; cos, sin: (T, D / 2). Computes in float32, or in float64 when x and
-    the tables are float64, and returns x's dtype.
+    x: (..., T, D), any float; cos, sin: (T, D / 2). Computes in float32 (float64 if all are).
     """
     exact = x.dtype == cos.dtype == torch.float64
     x1, x2 = x.to(torch.float64 if exact else torch.float32).chunk(2, dim=-1)
@@ -146,36 +142,36 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Positions(NamedTuple):
     """What attention needs to know of where its T tokens stand."""
 
-    qk: tuple[Tensor, Tensor]  # cos and sin, each (T, D / 2) float32, for queries and keys
-    v: tuple[Tensor, Tensor]  # for values and outputs: the same unless yarn_values is "orig"
+    qk: Tensor  # (2, T, D / 2) float32: cos and sin for queries and keys
+    v: Tensor  # for values and outputs: the same unless yarn_values is "orig"
     scale: float  # of the scores, YaRN's temperature included
 
 
 class RotaryTables:
     """cos and sin by position, float32 from float64 angles; no module, so no cast reaches them."""
 
-    def __init__(self, config: GPTConfig) -> None:
-        value_factor = 1.0 if config.yarn_values == "orig" else config.factor
-        factors = dict.fromkeys((config.factor, value_factor))
-        self.omega = [rotary_frequencies(config, factor) for factor in factors]
+    def __init__(self, config: GPTConfig, device: torch.device) -> None:
+        self.omega = rotary_frequencies(config, config.factor)
+        orig = config.yarn_values == "orig"
+        self.value_omega = rotary_frequencies(config, 1.0) if orig else self.omega
         self.scale = config.mscale**2 / math.sqrt(config.head_dim)
-        self.grow(config.block_size, torch.device("cpu"))
+        self.grow(config.block_size, device)
 
     @torch.compiler.disable
+    @torch.inference_mode(False)
     def grow(self, length: int, device: torch.device) -> None:
         """Hold tables for at least `length` positions on `device`."""
         rows = -(-length // TABLE_ROWS) * TABLE_ROWS
         t = torch.arange(rows, dtype=torch.float64, device="cpu")
-        angles = [torch.outer(t, omega) for omega in self.omega]
-        self.cos = [angle.cos().float().to(device) for angle in angles]
-        self.sin = [angle.sin().float().to(device) for angle in angles]
+        angle, value_angle = torch.outer(t, self.omega), torch.outer(t, self.value_omega)
+        self.qk = torch.stack((angle.cos(), angle.sin())).float().to(device)
+        self.v = torch.stack((value_angle.cos(), value_angle.sin())).float().to(device)
 
     def at(self, start: int, stop: int, device: torch.device) -> Positions:
         """Return the entries of positions [start, stop)."""
-        if self.cos[0].shape[0] < stop or self.cos[0].device != device:
-            self.grow(max(stop, self.cos[0].shape[0]), device)
-        qk, *v = [(c[start:stop], s[start:stop]) for c, s in zip(self.cos, self.sin, strict=True)]
-        return Positions(qk, v[0] if v else qk, self.scale)
+        if self.qk.shape[1] < stop or self.qk.device != device:
+            self.grow(max(stop, self.qk.shape[1]), device)
+        return Positions(self.qk[:, start:stop], self.v[:, start:stop], self.scale)
 
 
 class KVCache:
@@ -191,6 +187,7 @@ class KVCache:
         if self.kv is None:
             self.kv = k.new_empty(self.config.n_layer, 2, B, H, self.max_tokens, D)
         stop = self.length + T
+        assert stop <= self.max_tokens, "the cache is full"
         self.kv[layer, :, :, :, self.length : stop] = torch.stack((k, v))
         return self.kv[layer, :, :, :, :stop]
 
@@ -212,7 +209,8 @@ class CausalSelfAttention(nn.Module):
             v = rotate(v, *pos.v)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
-        mask, past, p = None, k.shape[2] - T, self.dropout if self.training else 0.0
+        past, mask = 0 if cache is None else cache.length, None
+        p = self.dropout if self.training else 0.0
         if past > 0 and T > 1:  # is_causal would align the mask to the top left
             mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(past)
         y = F.scaled_dot_product_attention(q, k, v, mask, p, is_causal=past == 0, scale=pos.scale)
@@ -269,8 +267,8 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.config, self.tables = config, RotaryTables(config)
-        self.transformer = Transformer(config)
+        self.config, self.transformer = config, Transformer(config)
+        self.tables = RotaryTables(config, self.transformer.wte.weight.device)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 shrink = math.sqrt(2 * config.n_layer) if name.endswith("c_proj.weight") else 1.0
@@ -278,12 +276,18 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "GPT":
+        super()._apply(fn, recurse)  # of .to() and .bfloat16(): tables follow the device alone
+        self.tables.grow(self.tables.qk.shape[1], self.transformer.wte.weight.device)
+        return self
+
     def hidden(self, idx: Tensor, pos_offset: int = 0, cache: KVCache | None = None) -> Tensor:
         """Return final hidden states (B, T, C) of idx (B, T), at pos_offset or after the cache."""
+        if cache is not None:
+            assert cache.config == self.config, "the cache was filled under another config"
         T, start = idx.shape[1], pos_offset if cache is None else cache.length
         x = self.transformer(idx, self.tables.at(start, start + T, idx.device), cache)
         if cache is not None:
-            assert cache.config == self.config, "the cache was filled under another config"
             cache.length += T
         return x
 
@@ -329,21 +333,15 @@ class GPT(nn.Module):
     def set_yarn_factor(self, factor: float) -> None:
         """Set yarn_factor >= 1; only +yarn modes change. Caches filled before are refused."""
         self.config = replace(self.config, yarn_factor=float(factor))
-        self.tables = RotaryTables(self.config)
+        self.tables = RotaryTables(self.config, self.transformer.wte.weight.device)
 
     @torch.no_grad()
     def generate(
-        self,
-        idx: Tensor,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        stop_ids: Sequence[int] = (),
-        prompt_lengths: Sequence[int] | Tensor | None = None,
-        seed: int | None = None,
+        self, idx: Tensor, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,
+        top_p: float | None = None, stop_ids: Sequence[int] = (),
+        prompt_lengths: Sequence[int] | Tensor | None = None, seed: int | None = None,
         max_context: int | Literal["auto"] | None = "auto",
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Continue prompts idx (B, T) int64; return prompt and new ids, (B, up to T + new) int64.
 
         temperature 0 is greedy; top_k of None or 0 and top_p of None or 1 are off. New ids follow
@@ -354,17 +352,18 @@ class GPT(nn.Module):
         """
         B, T = idx.shape
         lengths = [T] * B if prompt_lengths is None else [int(n) for n in prompt_lengths]
-        longest, own = max(lengths), len(lengths) == B and all(1 <= n <= T for n in lengths)
-        _require(own, "prompt_lengths", lengths, f"{B} numbers from 1 to {T}")
+        fit = len(lengths) == B and all(1 <= n <= T for n in lengths)
+        _require(fit, "prompt_lengths", lengths, f"{B} numbers from 1 to {T}")
         _require(max_new_tokens >= 0, "max_new_tokens", max_new_tokens, "at least 0")
         _require(0 <= temperature < math.inf, "temperature", temperature, "0 (greedy) or more")
         _require(top_k is None or top_k >= 0, "top_k", top_k, "0 (off) or more")
         _require(top_p is None or 0 < top_p <= 1, "top_p", top_p, "above 0, at most 1")
+        longest = max(lengths) + max_new_tokens
         if max_context == "auto":
             max_context = int(self.config.block_size * self.config.yarn_factor)
-        window = longest + max_new_tokens if max_context is None else max_context
-        _require(window >= 2 or max_context is None, "max_context", max_context, "at least 2")
-        if longest + max_new_tokens > window + 1:
+        window = longest if max_context is None else max_context
+        _require(max_context is None or window >= 2, "max_context", max_context, "at least 2")
+        if longest > window + 1:
             rule = f"a longer prompt is cropped; when full, the last {window // 2} are read anew"
             warnings.warn(f"text outgrows the window of {window} tokens: {rule}", stacklevel=3)
         rng = None if seed is None else torch.Generator(idx.device).manual_seed(seed)
@@ -376,9 +375,11 @@ class GPT(nn.Module):
         starts = torch.tensor([len(prompt) for prompt in prompts], device=idx.device)
         stops = torch.tensor(stop_ids, dtype=idx.dtype, device=idx.device)
         training = self.training
-        self.eval()
-        width = self._decode(tokens, starts, starts + max_new_tokens, stops, window, draw)
-        self.train(training)
+        try:
+            self.eval()
+            width = self._decode(tokens, starts, starts + max_new_tokens, stops, window, draw)
+        finally:
+            self.train(training)
         rows = [torch.cat((p[:c], t)) for p, c, t in zip(idx, cuts, tokens[:, :width], strict=True)]
         return pad_sequence(rows, True, fill)
 
@@ -388,11 +389,11 @@ class GPT(nn.Module):
         """Fill tokens (B, N) in place from starts to ends, each (B,); return the columns in use."""
         running, room = torch.ones_like(starts, dtype=torch.bool), min(window, tokens.shape[1])
         begin, cache = 0, KVCache(self.config, room)
-        for t in range(int(starts.min()), tokens.shape[1]):
+        for t in range(int(starts.min()), tokens.shape[1]):  # in step; in its prompt a row waits
             if cache.length == window:
                 begin, cache = t - window // 2, KVCache(self.config, room)
             new = draw(self.head(self.hidden(tokens[:, begin:t], cache=cache)[:, -1]))
-            begin = t
+            begin = t  # of the next pass: the one token that is written now
             writes = running & (starts <= t) & (t < ends)
             tokens[:, t] = torch.where(writes, new, tokens[:, t])
             if len(stops):
@@ -407,18 +408,18 @@ class GPT(nn.Module):
     ) -> "GPT":
         """Load path (a run folder, a checkpoint file, or what one held), in fp32 on the CPU.
 
-        pos_mode may add or drop `+yarn`; changing rope to rove or back needs allow_retrofit.
-        yarn: yarn_factor, yarn_beta_fast, yarn_beta_slow, yarn_values, and dropout; None keeps
-        what is stored. Raises ValueError for any other name and where there is no checkpoint.
-        """
+        pos_mode may add or drop `+yarn`; other changes than OVERRIDES (None: as stored) are
+        refused with a ValueError, and rope to rove or back without allow_retrofit."""
         from rove.checkpoint import load_checkpoint
 
         checkpoint = path if isinstance(path, dict) else load_checkpoint(path)
-        for key in yarn:
-            _require(key in FREE, key, yarn[key], f"left as trained; free to change: {FREE}")
+        for key, value in yarn.items():
+            _require(key in OVERRIDES, key, value, f"as trained; free at load: {OVERRIDES}")
         stored = dict(checkpoint["model_config"])
         pairing = stored.pop("rotary_pairing", None)
-        _require(pairing == ROTARY_PAIRING, "rotary_pairing", pairing, repr(ROTARY_PAIRING))
+        _require(pairing == ROTARY_PAIRING, "rotary_pairing", pairing, ROTARY_PAIRING)
+        unknown = set(stored) - set(asdict(GPTConfig()))
+        _require(not unknown, "model_config", sorted(unknown), "keys of GPTConfig")
         trained = GPTConfig(**stored)
         changes = {key: value for key, value in yarn.items() if value is not None}
         config = replace(trained, pos_mode=pos_mode or trained.pos_mode, **changes)
@@ -438,8 +439,8 @@ def sample_ids(
         return logits.argmax(-1)
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     if top_k and top_k < logits.shape[-1]:
-        smallest = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < smallest, -math.inf)
+        kept, ids = logits.topk(top_k)
+        logits = torch.full_like(logits, -math.inf).scatter(-1, ids, kept)
     probs = logits.softmax(-1)
     if top_p is not None and top_p < 1:
         ordered, ids = probs.sort(dim=-1, descending=True)

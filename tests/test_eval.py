@@ -231,11 +231,18 @@ def test_batch_and_ranks_change_nothing(trained):
         assert other == pytest.approx(rows["1"], abs=1e-5)
 
 
-def test_evaluation_touches_no_random_numbers_and_no_training_state(trained):
-    state = torch.get_rng_state()
+def test_evaluation_touches_no_random_numbers_and_no_training_state(trained, monkeypatch):
+    open_model, seen = evaluation.open_model, []
+
+    def opened(*arguments):  # building a model draws its first weights; scoring must draw nothing
+        found = open_model(*arguments)
+        seen.append(torch.get_rng_state())
+        return found
+
+    monkeypatch.setattr(evaluation, "open_model", opened)
     before = {p: p.read_bytes() for p in (trained / "rove/checkpoints").iterdir()}
     perplexity(trained / "rove", "--lengths", "32", "--max_tokens", "512")
-    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(seen[0], torch.get_rng_state())
     assert before == {p: p.read_bytes() for p in (trained / "rove/checkpoints").iterdir()}
 
 
@@ -357,13 +364,10 @@ def test_bad_sampling_is_one_line(trained, capsys, flags, word):
     assert stop.value.code == 2 and error.count("\n") == 1 and word in error, error
 
 
-def test_text_beyond_the_window_goes_on_with_a_notice(trained, capsys):
-    shown = written(
-        capsys, "--checkpoint", trained / "rove", "--max_new_tokens", "100", "--top_k", "5"
-    )
-    assert shown.err.count("outgrows the window of 32 tokens") == 1 and shown.err.count("\n") == 1
-    prompt = "x" * 50
-    shown = written(
-        capsys, "--checkpoint", trained / "rove", "--max_new_tokens", "3", "--prompt", prompt
-    )
-    assert "cropped" in shown.err and prompt in shown.out
+def test_text_beyond_the_window_goes_on_with_a_notice(trained):
+    run = ["sample.py", "--checkpoint", trained / "rove", "--device", "cpu"]
+    result = run_script(*run, "--max_new_tokens", "100", "--top_k", "5")
+    assert result.returncode == 0 and result.stderr.count("\n") == 1
+    assert "warning: text outgrows the window of 32 tokens" in result.stderr
+    result = run_script(*run, "--max_new_tokens", "3", "--prompt", "x" * 50)
+    assert "cropped" in result.stderr and "x" * 50 in result.stdout

@@ -108,7 +108,7 @@ def text_sums(token_bytes: np.ndarray[Any, np.dtype[np.int64]] | None) -> Callab
 
 def position_sums(ids: Tensor, nll: Tensor) -> Floats:
     """Return the add_up of `positions`: the NLL at each position of the window, (length,) nats."""
-    return np.array(nll.sum(dim=0))
+    return nll.sum(dim=0).numpy()
 
 
 def packed_result(
