@@ -128,7 +128,9 @@ def perplexity(argv: list[str]) -> None:
         say(f"warning: yarn_factor={s.yarn_factor} has no effect in mode {model.config.pos_mode}")
     tokens = n_blocks * targets.block_size
     what = f"{s.checkpoint} at step {saved['step']}, {model.config.pos_mode}, trained at {context}"
-    say(f"perplexity, {s.protocol}: {what}; {tokens:,} targets in windows of {lengths}")
+    cost = 2 * sum(p.numel() for p in model.parameters()) * tokens * len(lengths)
+    say(f"perplexity, {s.protocol}: {what}")
+    say(f"{tokens:,} targets in windows of {lengths}, {cost:.1e} FLOPs and attention's on top")
 
     def score(idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with dev.autocast(device, dtype):
@@ -138,14 +140,13 @@ def perplexity(argv: list[str]) -> None:
     bytes_of = token_bytes(val.tokenizer["name"])
     own = list(range(world.rank, n_blocks, world.size))
     add_up = ppl.text_sums(bytes_of) if s.protocol == "packed" else ppl.position_sums
-    for length in tqdm(lengths, unit="length", disable=None if world.is_main else True):
+    quiet = None if world.is_main else True  # None: shown on a terminal only
+    bar = tqdm(total=len(lengths) * len(own), unit="block", disable=quiet)
+    for length in lengths:
         factor = set_factor(model, s, length)
-        rows = ppl.block_nll(targets, length, score, own, s.batch_size, add_up, device)
-        sums = np.concatenate([part for part in dist.gather_objects(rows) if len(part)])
-        ranks = np.concatenate(
-            [np.arange(rank, n_blocks, world.size) for rank in range(world.size)]
-        )
-        sums = sums[np.argsort(ranks)]
+        rows = ppl.block_nll(targets, length, score, own, s.batch_size, add_up, device, bar.update)
+        by_rank = dist.gather_objects(rows)  # block b was scored by rank b mod world.size
+        sums = np.array([by_rank[b % world.size][b // world.size] for b in range(n_blocks)])
         note = f"factor {factor['yarn_factor']:g}, temperature {factor['temperature']:.4f}"
         if s.protocol == "packed":
             results.append(ppl.packed_result(targets, length, sums, bytes_of) | factor)
@@ -156,6 +157,7 @@ def perplexity(argv: list[str]) -> None:
             say(f"  one pass at {length}, {note}")
             for row in results:
                 say(f"  positions [{row['from']}, {row['to']})  nll {row['nll']:.4f}")
+    bar.close()
     if world.is_main:
         content = common(s, "perplexity", model, saved, dtype) | {"data": val.sha256}
         content |= {"protocol": s.protocol, "max_tokens": tokens, "results": results}

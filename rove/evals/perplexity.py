@@ -76,6 +76,7 @@ def block_nll(
     batch_size: int,
     add_up: Callable[[Tensor, Tensor], Floats],
     device: torch.device,
+    progress: Callable[[int], object] = lambda n_blocks: None,
 ) -> Floats:
     """Score `blocks` in windows of `length`; return what add_up makes of them, by block.
 
@@ -91,6 +92,7 @@ def block_nll(
         per_block = targets.block_size // length
         parts = zip(wanted.split(per_block), nll.split(per_block), strict=True)
         rows += [add_up(ids, part) for ids, part in parts]
+        progress(len(group))
     return np.array(rows)
 
 
