@@ -145,7 +145,7 @@ def perplexity(argv: list[str]) -> None:
     for length in lengths:
         factor = set_factor(model, s, length)
         rows = ppl.block_nll(targets, length, score, own, s.batch_size, add_up, device, bar.update)
-        by_rank = dist.gather_objects(rows)  # block b was scored by rank b mod world.size
+        by_rank = dist.gather(rows)  # block b was scored by rank b mod world.size
         sums = np.array([by_rank[b % world.size][b // world.size] for b in range(n_blocks)])
         note = f"factor {factor['yarn_factor']:g}, temperature {factor['temperature']:.4f}"
         if s.protocol == "packed":
@@ -162,7 +162,6 @@ def perplexity(argv: list[str]) -> None:
         content = common(s, "perplexity", model, saved, dtype) | {"data": val.sha256}
         content |= {"protocol": s.protocol, "max_tokens": tokens, "results": results}
         write_result(s, run, f"perplexity_{s.protocol}", model, content, say)
-    dist.wait_for_all()
     dist.disconnect()
 
 

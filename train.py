@@ -4,8 +4,9 @@
     torchrun --standalone --nproc_per_node=8 train.py --config configs/gpt2_124m.yaml \\
         --model.pos_mode rove --out_dir out/124m-rove
 
-A run that was stopped goes on with `--train.resume auto`. Exit codes: 0 done, 1 stopped by a loss
-or gradient that is not finite, 2 bad settings or input.
+A run that was stopped goes on with `--train.resume auto`. Exit codes: 0 done; 1 stopped by a loss
+that is not finite or a checkpoint that could not be saved; 2 bad settings or input; 128 + number
+of the signal (SIGTERM, SIGINT, SIGUSR1) that stopped it, after a checkpoint.
 """
 
 import math
@@ -30,7 +31,8 @@ from rove.config import flatten, load, to_dict, to_yaml, user_errors
 from rove.files import write_atomic
 from rove.metrics import Metrics, Wandb, fetch_losses, trim_metrics
 from rove.optim import learning_rate, make_optimizer
-from rove.shards import BatchOrder, TokenData, open_split
+from rove.shards import BatchOrder, TokenData, open_split, split_batch
+from rove.signals import StopSignals
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class TrainConfig:
     """tokens of one update, over all ranks and micro-steps"""
     micro_batch_size: int = 16
     """most sequences in one forward pass of a rank; bounds memory, changes no result"""
-    eval_interval: int = 250
+    eval_interval: int = 1000
     """steps between evaluations"""
     eval_tokens: int = 10485760
     """validation tokens of one evaluation, at most the whole split"""
@@ -82,9 +84,11 @@ class TrainConfig:
     compile: bool | Literal["auto"] = "auto"
     """torch.compile; auto: on GPUs, and on CPUs for long runs"""
     resume: Literal["never", "auto"] = "never"
-    """auto: continue the run in out_dir if there is one"""
+    """auto: continue the run in out_dir if there is one; torchrun's restarts always do"""
+    on_save_error: Literal["continue", "stop"] = "continue"
+    """when a checkpoint cannot be written: go on, and try at the next, or stop"""
     dist_timeout_s: float = 600.0
-    """longest wait for another rank, in seconds"""
+    """longest wait for another rank's gradients, in seconds"""
 
 
 @dataclass(frozen=True)
@@ -130,22 +134,6 @@ class Config:
             raise ValueError(f"train.tokens_per_step={n}: not whole windows of {T}; try {near}")
 
 
-def split_batch(config: TrainConfig, block_size: int, world_size: int) -> tuple[int, int]:
-    """Return (sequences of one forward pass on one rank, micro-steps per update).
-
-    Raises ValueError with the nearest tokens_per_step that ranks and micro-batch divide.
-    """
-    sequences = config.tokens_per_step // block_size
-    micro_batch_size = min(config.micro_batch_size, max(sequences // world_size, 1))
-    unit = micro_batch_size * world_size
-    if sequences % unit:
-        near = [n * unit * block_size for n in (max(sequences // unit, 1), sequences // unit + 1)]
-        parts = f"{world_size} ranks x {micro_batch_size} sequences x {block_size} tokens"
-        ways = f"try {near[0]} or {near[1]}, or another train.micro_batch_size"
-        raise ValueError(f"train.tokens_per_step={config.tokens_per_step}: not n x {parts}; {ways}")
-    return micro_batch_size, sequences // unit
-
-
 def read_batch(
     data: TokenData, windows: list[int], T: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -175,7 +163,7 @@ def evaluate(
         with cast():
             total += float(model.token_nll(x, y).sum(dim=1).cpu().double().sum())
     model.train()
-    return sum(dist.gather_objects(total)) / (n_windows * T)
+    return sum(dist.gather(total)) / (n_windows * T)
 
 
 def main(argv: list[str]) -> None:
@@ -192,7 +180,9 @@ def main(argv: list[str]) -> None:
     with user_errors():
         device = dev.resolve_device(t.device, world.local_rank)
         dtype = dev.resolve_dtype(t.dtype, device, config.model.n_embd)
-        micro_batch_size, grad_accum_steps = split_batch(t, T, world.size)
+        micro_batch_size, grad_accum_steps = split_batch(
+            t.tokens_per_step, t.micro_batch_size, T, world.size
+        )
         data, val = open_split(config.data.dir, "train", say), open_split(config.data.dir, "val")
         vocab_size = data.tokenizer["vocab_size"]
         if config.model.vocab_size not in (None, vocab_size):
@@ -233,25 +223,19 @@ def main(argv: list[str]) -> None:
         dist.connect(world, device, t.dist_timeout_s)
         lock = dist.on_main(world, lambda: ckpt.lock_run(run))  # held until the process ends
         fixed, free = ("model.", "seed", "train.tokens_per_step"), ("train.resume", "out_dir")
-        resume = t.resume == "auto"
+        resume = t.resume == "auto" or world.restarts > 0
         found = dist.on_main(world, lambda: ckpt.find_run(run, config, resume, fixed, free))
-        resume_from = dist.gather_objects(found)[0]
+        resume_from = dist.gather(found)[0]
         optimizer, scaler = make_optimizer(model, config.optim), dev.make_scaler(device, dtype)
         start, best_val_loss, wandb_id, rng = 0, math.inf, None, []
         if resume_from is not None:
-            saved = ckpt.read_checkpoint(resume_from)
-            if saved["data"] != fingerprint:
-                raise ValueError(f"{config.data.dir}: not the data that {run} was trained on")
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-            scaler.load_state_dict(saved["scaler"])
+            saved = ckpt.restore(resume_from, fingerprint, model, optimizer, scaler)
             start, best_val_loss, rng = saved["step"], saved["best_val_loss"], saved["rng"]
             wandb_id = saved["wandb_run_id"]
             say(f"resumed from {resume_from} at step {start}")
             for key, before in saved["environment"].items():
                 if before != environment[key]:
                     say(f"warning: {key} was {before}, is now {environment[key]}: rounding differs")
-            del saved
     metrics = None
     if world.is_main:
         write_atomic(run / "config.yaml", lambda file: file.write(to_yaml(config).encode()))
@@ -268,13 +252,15 @@ def main(argv: list[str]) -> None:
     if world.rank < len(rng):  # last: nothing between here and the loop draws a number
         dev.set_rng_state(rng[world.rank], device)
 
+    signals = StopSignals()
+
     # The loop; step is the number of updates done when its pass is over
     peak, is_fp16 = dev.peak_flops(device), dtype == torch.float16
     cast = partial(dev.autocast, device, dtype)
     pending: list[dict[str, Any]] = []  # steps whose losses are still on the device
     quiet = None if world.is_main else True  # None: shown on a terminal only
     bar = tqdm(total=t.max_steps, initial=start, unit="step", disable=quiet)
-    clock = time.perf_counter()
+    clock, step, stop_signal = time.perf_counter(), start, 0
     for step in range(start + 1, t.max_steps + 1):
         loss_sum = torch.zeros((), device=device)
         for micro_step in range(grad_accum_steps):
@@ -301,8 +287,10 @@ def main(argv: list[str]) -> None:
         pending.append({**row, "lr": lr, "grad_norm": grad_norm})
         bar.update()
 
+        stop_signal = dist.largest(signals.received)  # all ranks stop after the same step
+        ends = step == t.max_steps or stop_signal > 0
         evaluates = step % t.eval_interval == 0 or step == t.max_steps
-        saves = step % t.checkpoint_interval == 0 or step == t.max_steps
+        saves = step % t.checkpoint_interval == 0 or ends
         if not (evaluates or saves or step % t.log_interval == 0):
             continue
         fetch_losses(pending, is_fp16)
@@ -319,29 +307,37 @@ def main(argv: list[str]) -> None:
             losses = f"train loss {loss_now:.4f}, val loss {val_loss:.4f} nats/token"
             say(f"step {step}: {losses}, {tok_per_s:,.0f} tokens/s")
         is_best = evaluates and val_loss < best_val_loss
-        best_val_loss = val_loss if is_best else best_val_loss
         if metrics:
             metrics.write(pending)
         pending = []
         if saves or is_best:
-            rng = dist.gather_objects(dev.rng_state(device))
-            if world.is_main:
-                state = {"format": ckpt.FORMAT, "model_config": config.model.stored()}
-                state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                state |= {"scaler": scaler.state_dict(), "rng": rng, "environment": environment}
-                state |= {"step": step, "tokens": step * t.tokens_per_step, "data": fingerprint}
-                state |= {"tokenizer": data.tokenizer, "best_val_loss": best_val_loss}
-                state |= {"wandb_run_id": wandb_id}
-                ckpt.save_checkpoint(run, state, is_best, t.keep_checkpoints)
+            state: dict[str, Any] = {"format": ckpt.FORMAT, "model_config": config.model.stored()}
+            state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            state |= {"scaler": scaler.state_dict(), "rng": dist.gather(dev.rng_state(device))}
+            state |= {"step": step, "tokens": step * t.tokens_per_step, "data": fingerprint}
+            best = val_loss if is_best else best_val_loss
+            state |= {"tokenizer": data.tokenizer, "best_val_loss": best}
+            state |= {"wandb_run_id": wandb_id, "environment": environment}
+            fault = ckpt.try_to_save(run, state, is_best, t.keep_checkpoints) if metrics else None
+            fault = dist.gather(fault)[0]
+            if fault and (ends or t.on_save_error == "stop"):
+                raise SystemExit(f"error: step {step} is not saved: {fault}")
+            if fault:
+                say(f"warning: step {step} is not saved: {fault}; going on, the last save is good")
+            best_val_loss = best_val_loss if fault else best
+        if stop_signal and step < t.max_steps:
+            say(f"stopped by signal {stop_signal} after step {step}; --train.resume auto goes on")
+            break
         clock = time.perf_counter()
 
     bar.close()
     if metrics:
         metrics.close()
+    dist.disconnect()
+    if stop_signal and step < t.max_steps:
+        raise SystemExit(128 + stop_signal)
     say(f"done: {run}, best val loss {best_val_loss:.4f} nats/token")
     say(f"next: python sample.py --checkpoint {run}")
-    dist.wait_for_all()
-    dist.disconnect()
     del lock
 
 

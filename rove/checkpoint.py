@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import torch
 import yaml
+from torch import nn
 
 from rove.config import flatten, load, to_dict
 from rove.files import sha256_of, write_atomic, write_json
@@ -69,23 +70,43 @@ def find_run(
 def save_checkpoint(run: Path, checkpoint: dict[str, Any], is_best: bool, keep: int) -> Path:
     """Write a checkpoint atomically, point latest.json (and best.json) at it, prune older ones.
 
-    checkpoint: the keys of KEYS, plain types and tensors. The last `keep` and the best are kept.
+    checkpoint: the keys of KEYS, plain types and tensors. The last `keep` and the best are kept;
+    latest.json lists those before it too, so that they can be trusted if it fails.
     """
     assert set(checkpoint) == KEYS, KEYS ^ set(checkpoint)
     folder = run / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{checkpoint['step']:08d}.pt"
-    write_atomic(path, lambda file: torch.save(checkpoint, file))
+    sha256 = write_atomic(path, lambda file: torch.save(checkpoint, file))  # type: ignore[arg-type]
     entry = {"file": path.name, "step": checkpoint["step"], "size_bytes": path.stat().st_size}
-    entry["sha256"] = sha256_of(path)
+    entry["sha256"] = sha256
+    older = [old for old in _entries(folder) if old["file"] != path.name]
     if is_best:
         write_json(folder / "best.json", {**entry, "val_loss": checkpoint["best_val_loss"]})
-    write_json(folder / "latest.json", entry)
+    write_json(folder / "latest.json", {**entry, "older": older[:keep]})
     best = _pointer(folder / "best.json").get("file")
-    for old in sorted(folder.glob("step_*.pt"))[:-keep]:
-        if old.name not in (best, path.name):
-            old.unlink()
+    kept = {path.name, best, *(old["file"] for old in older[: keep - 1])}
+    for file in folder.glob("step_*.pt"):
+        if file.name not in kept:
+            file.unlink()
     return path
+
+
+def try_to_save(run: Path, checkpoint: dict[str, Any], is_best: bool, keep: int) -> str | None:
+    """Save as save_checkpoint does; return what went wrong with the disk, None if nothing."""
+    try:
+        save_checkpoint(run, checkpoint, is_best, keep)
+        return None
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        return " ".join(str(error).split())[:200] or repr(error)
+
+
+def _entries(folder: Path) -> list[dict[str, Any]]:
+    """Return the checkpoints that latest.json vouches for, the newest first."""
+    latest = _pointer(folder / "latest.json")
+    older = latest.pop("older", [])
+    keys = {"file", "step", "size_bytes", "sha256"}
+    return [dict(entry) for entry in (latest, *older) if keys <= set(entry)]
 
 
 def _pointer(path: Path) -> dict[str, Any]:
@@ -112,28 +133,25 @@ def read_run_config(run: Path) -> dict[str, Any]:
 
 
 def latest_path(run: Path) -> Path | None:
-    """Return the newest whole checkpoint of a run folder, or None when it has none.
+    """Return the newest checkpoint of a run folder that can be trusted, None when it has none.
 
-    The one in latest.json must have the size and hash noted there; otherwise, with a warning, the
-    newest other one that loads is taken. Raises ValueError when there are some and none loads.
+    It must have the size and hash that latest.json notes; otherwise, with a warning, the one
+    before it is taken. Raises ValueError when there are some and none is whole.
     """
     folder = run / "checkpoints"
-    paths = sorted(folder.glob("step_*.pt"), reverse=True)
-    entry = _pointer(folder / "latest.json")
-    named = folder / str(entry.get("file"))
-    if named in paths:
-        size_bytes = named.stat().st_size
-        if size_bytes == entry.get("size_bytes") and sha256_of(named) == entry.get("sha256"):
-            return named
-        warnings.warn(f"{named} is damaged: trying the one before", stacklevel=2)
-    for path in paths:
-        if path != named:
-            try:
-                read_checkpoint(path)
-                return path
-            except ValueError as error:
-                warnings.warn(str(error), stacklevel=2)
-    if paths:
+    for entry in _entries(folder):
+        path = folder / entry["file"]
+        right_size = path.exists() and path.stat().st_size == entry["size_bytes"]
+        if right_size and sha256_of(path) == entry["sha256"]:
+            return path
+        warnings.warn(f"{path} is damaged or gone: trying the one before", stacklevel=2)
+    for path in sorted(folder.glob("step_*.pt"), reverse=True):  # no latest.json to go by
+        try:
+            read_checkpoint(path)
+            return path
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=2)
+    if any(folder.glob("step_*.pt")):
         raise ValueError(f"{folder}: no checkpoint there is whole; train in another --out_dir")
     return None
 
@@ -165,3 +183,21 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     if latest is None:
         raise ValueError(f"{path} is no run folder with a checkpoint; give --out_dir of a run")
     return read_checkpoint(latest)
+
+
+def restore(
+    path: Path, fingerprint: dict[str, Any], model: nn.Module, optimizer: Any, scaler: Any
+) -> dict[str, Any]:
+    """Put a checkpoint into model, optimizer and (in fp16) scaler; return all but their states.
+
+    Raises ValueError when it was trained on other data or in another order.
+    """
+    saved = read_checkpoint(path)
+    if saved["data"] != fingerprint:
+        raise ValueError(f"{path}: was trained on other data or in another order than asked for")
+    model.load_state_dict(saved.pop("model"))
+    optimizer.load_state_dict(saved.pop("optimizer"))
+    scaler_state = saved.pop("scaler")
+    if scaler_state["growth_interval"] == scaler.get_growth_interval():
+        scaler.load_state_dict(scaler_state)
+    return saved

@@ -1,4 +1,9 @@
-"""One process or many: what torchrun tells a process, and the few reductions the project needs."""
+"""One process or many: what torchrun tells a process, and what ranks say to each other.
+
+Gradients travel in the default group (nccl on GPUs, gloo elsewhere), which gives up after
+dist_timeout_s. Everything else travels on the host in a control group of its own, which waits as
+long as another rank works (a slow evaluation, rank 0 saving) and fails at once when one dies.
+"""
 
 import os
 from collections.abc import Callable
@@ -8,9 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 T = TypeVar("T")
+CONNECT_TIMEOUT = timedelta(minutes=10)
+CONTROL_TIMEOUT = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,8 @@ class World:
     rank: int
     size: int
     local_rank: int
+    restarts: int
+    """how often torchrun has started these processes again"""
 
     @property
     def is_main(self) -> bool:
@@ -28,46 +36,51 @@ class World:
 
 def read_world() -> World:
     """Return what torchrun put into the environment; a lone process without it."""
-    rank, size, local = (os.environ.get(k) for k in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    return World(int(rank or 0), int(size or 1), int(local or 0))
+    keys = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+    rank, size, local, restarts = (os.environ.get(key) for key in keys)
+    return World(int(rank or 0), int(size or 1), int(local or 0), int(restarts or 0))
+
+
+class _Control:
+    group: Any = None
 
 
 def connect(world: World, device: torch.device, timeout_s: float) -> None:
-    """Join the process group: nccl on GPUs, gloo elsewhere; nothing for a lone process."""
+    """Join the process groups; nothing for a lone process."""
     if world.size > 1:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        timeout = timedelta(seconds=timeout_s)
+        # torchrun's store outlives a restart: without a prefix ranks can meet dead ones' addresses
+        store, rank, size = next(dist.rendezvous("env://", timeout=CONNECT_TIMEOUT))
+        store = dist.PrefixStore(f"attempt_{world.restarts}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        _Control.group = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
 
 
 def disconnect() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the process groups, once every rank has come here."""
     if dist.is_initialized():
+        gather(None)
         dist.destroy_process_group()
+        _Control.group = None
 
 
-def all_sum(x: Tensor) -> Tensor:
-    """Return the sum of x over ranks, in x's dtype, in place."""
-    if dist.is_initialized():
-        dist.all_reduce(x)
-    return x
-
-
-def gather(x: Tensor) -> Tensor:
-    """Return x of every rank, stacked: (size, *x.shape)."""
-    if not dist.is_initialized():
-        return x[None]
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, x)
-    return torch.stack(parts)
-
-
-def gather_objects(value: Any) -> list[Any]:
-    """Return a plain value of every rank, in rank order."""
+def gather(value: T) -> list[T]:
+    """Return a plain value of every rank, in rank order; waits for all of them."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=_Control.group)
     return values
+
+
+def largest(value: int) -> int:
+    """Return the largest value of any rank."""
+    if not dist.is_initialized():
+        return value
+    x = torch.tensor(value)
+    dist.all_reduce(x, dist.ReduceOp.MAX, group=_Control.group)
+    return int(x)
 
 
 def on_main(world: World, action: Callable[[], T]) -> T | None:
@@ -79,14 +92,8 @@ def on_main(world: World, action: Callable[[], T]) -> T | None:
             result = action()
         except (ValueError, OSError) as error:
             fault = error
-    if gather_objects(fault is not None)[0] and fault is None:
+    if gather(fault is not None)[0] and fault is None:
         raise SystemExit(2)
     if fault is not None:
         raise fault
     return result
-
-
-def wait_for_all() -> None:
-    """Return once every rank has called this."""
-    if dist.is_initialized():
-        dist.barrier()

@@ -8,19 +8,46 @@ from pathlib import Path
 from typing import IO, Any
 
 
-def write_atomic(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let `write` fill a temporary file beside `path`; rename it once it is on disk."""
+class HashingFile:
+    """A file to write, which hashes on the way: reading a checkpoint back would cost a second."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        """Write bytes."""
+        self.sha256.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system."""
+        self.file.flush()
+
+
+def write_atomic(path: Path, write: Callable[[HashingFile], object]) -> str:
+    """Let `write` fill a temporary file beside `path`; rename it once it is on disk.
+
+    Returns the sha256 of what was written. When anything fails, a full disk above all, the
+    temporary file goes and `path` stays as it was.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            hashing = HashingFile(file)
+            write(hashing)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+    return hashing.sha256.hexdigest()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

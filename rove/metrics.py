@@ -1,6 +1,8 @@
 """What a run reports: metrics.jsonl always, wandb beside it when asked for."""
 
 import json
+import queue
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from rove import distributed as dist
 from rove.files import write_atomic
 
 METRICS = "metrics.jsonl"
+FINISH_S = 60.0
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -33,12 +36,18 @@ def trim_metrics(run: Path, last_step: int) -> None:
 
 
 class Wandb:
-    """A wandb run that cannot hurt training: its first fault is one warning, and then silence."""
+    """A wandb run that cannot hurt training.
+
+    It lives in a thread of its own behind a queue, so that a slow one costs nothing; its first
+    fault is one warning, and then it is silent.
+    """
 
     def __init__(self, log: Any, run: Path, run_id: str | None, config: dict[str, Any]) -> None:
         """Start, or with run_id resume, the run. log: settings wandb, wandb_project, run_name."""
         self.run: Any = None
         self.id = run_id
+        self.rows: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.thread = threading.Thread(target=self._work, daemon=True)
         if log.wandb == "disabled":
             return
         try:
@@ -54,24 +63,30 @@ class Wandb:
                 config=config,
             )
             self.id = self.run.id
+            self.thread.start()
         except Exception as error:  # wandb raises many kinds; training goes on without it
             self._give_up(error)
 
     def log(self, row: dict[str, Any]) -> None:
-        """Send one row of metrics."""
+        """Hand over one row of metrics; returns at once."""
         if self.run is not None:
-            try:
-                self.run.log(row, step=row["step"])
-            except Exception as error:
-                self._give_up(error)
+            self.rows.put(row)
 
     def finish(self) -> None:
-        """End the wandb run."""
+        """End the wandb run, waiting at most FINISH_S for what is still on its way."""
         if self.run is not None:
-            try:
-                self.run.finish()
-            except Exception as error:
-                self._give_up(error)
+            self.rows.put(None)
+            self.thread.join(FINISH_S)
+            if self.thread.is_alive():
+                self._give_up(TimeoutError(f"not done {FINISH_S} s after training"))
+
+    def _work(self) -> None:
+        try:
+            while (row := self.rows.get()) is not None:
+                self.run.log(row, step=row["step"])
+            self.run.finish()
+        except Exception as error:
+            self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         self.run = None
@@ -82,13 +97,19 @@ class Metrics:
     """Writer of metrics.jsonl, one line a step, and of the same rows to wandb."""
 
     def __init__(self, run: Path, wandb: Wandb) -> None:
-        self.file = (run / METRICS).open("a", encoding="utf-8")
+        self.file = (run / METRICS).open("ab", buffering=0)
         self.wandb = wandb
+        self.waiting = b""  # lines that a full disk has not taken yet
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Append rows, each with its step; they are in the file when this returns."""
-        self.file.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-        self.file.flush()
+        """Append rows, each with its step; what the disk does not take now is kept for later."""
+        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        self.waiting += lines.encode()
+        try:
+            while self.waiting:
+                self.waiting = self.waiting[self.file.write(self.waiting) :]
+        except OSError as error:
+            warnings.warn(f"{METRICS}: {error.strerror}; its lines wait in memory", stacklevel=2)
         for row in rows:
             self.wandb.log(row)
 
@@ -104,7 +125,8 @@ def fetch_losses(pending: list[dict[str, Any]], is_fp16: bool) -> None:
     Ends the run, on all ranks alike, at a loss or gradient that is not finite; the optimizer has
     already passed over that update. In fp16 a gradient may overflow: the scaler then scales less.
     """
-    losses = dist.gather(torch.stack([row["train/loss"] for row in pending])).cpu()  # (ranks, n)
+    own = torch.stack([row["train/loss"] for row in pending]).cpu()
+    losses = torch.stack(dist.gather(own))  # (ranks, steps)
     norms = torch.stack([row["grad_norm"] for row in pending]).cpu()
     for row, loss, norm in zip(pending, losses.T, norms, strict=True):
         ranks = [rank for rank, own in enumerate(loss) if not own.isfinite()]

@@ -219,3 +219,22 @@ class BatchOrder:
         """Hash the first indices: equal for two runs that read the same windows in order."""
         first = np.fromiter(self.indices(0, n_first), dtype="<i8")
         return hashlib.sha256(first.tobytes()).hexdigest()
+
+
+def split_batch(
+    tokens_per_step: int, micro_batch_size: int, block_size: int, world_size: int
+) -> tuple[int, int]:
+    """Return (sequences of one forward pass on one rank, micro-steps per update).
+
+    micro_batch_size is the most that memory takes. Raises ValueError with the nearest
+    tokens_per_step that ranks and micro-batch divide.
+    """
+    sequences = tokens_per_step // block_size
+    micro_batch_size = min(micro_batch_size, max(sequences // world_size, 1))
+    unit = micro_batch_size * world_size
+    if sequences % unit:
+        near = [n * unit * block_size for n in (max(sequences // unit, 1), sequences // unit + 1)]
+        parts = f"{world_size} ranks x {micro_batch_size} sequences x {block_size} tokens"
+        ways = f"try {near[0]} or {near[1]}, or another train.micro_batch_size"
+        raise ValueError(f"train.tokens_per_step={tokens_per_step}: not n x {parts}; {ways}")
+    return micro_batch_size, sequences // unit

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -63,16 +64,44 @@ def tiny_flags(data, out, **changes):
     return [f"--{key}={value}" for key, value in flags.items()]
 
 
+def command_of(arguments, ranks=None):
+    """Command line of a script of the project, by itself or under torchrun."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return [sys.executable, *(torchrun if ranks else []), *map(str, arguments)]
+
+
 def run_script(*arguments, ranks=None, env=None, timeout_s=120):
     """Run a script of the project in its own process, or under torchrun; return the result."""
-    command = [sys.executable, *map(str, arguments)]
-    if ranks:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-        command = [sys.executable, *torchrun, *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s
+        command_of(arguments, ranks),
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
+
+
+def launch(*arguments, ranks=None, env=None):
+    """Start a script and return its process, with pipes to what it prints."""
+    return subprocess.Popen(
+        command_of(arguments, ranks),
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(condition, process, timeout_s=90):
+    """Wait until something holds while a process runs; it must not end before."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if process.poll() is not None:
+            raise AssertionError(f"ended with {process.returncode}: {process.stderr.read()}")
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
 
 
 def refused(result):
