@@ -1,9 +1,9 @@
 # make demo: train RoPE and RoVE on real text and compare them, on two CPU cores
-# make test: the tests        make lint: ruff and mypy
+# make test: the tests        make lint: ruff and mypy        make faults: all fault tests
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint faults clean
 
 demo: .venv/run
 	scripts/demo.sh
@@ -15,6 +15,9 @@ lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+faults: .venv/dev
+	$(BIN)/pytest tests/faults -m "faults or not faults" -rs
 
 clean:
 	rm -rf .venv out data

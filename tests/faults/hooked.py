@@ -1,0 +1,64 @@
+"""train.py with a fault built in, for tests: `python tests/faults/hooked.py FLAGS`, or by torchrun.
+
+HOOK_SLOW_SAVE: seconds that a checkpoint stays a temporary file before it is renamed.
+HOOK_SLOW_EVAL: seconds that every rank's evaluation takes longer.
+HOOK_RAISE: "STEP:RANK:MARKER" raises there once; MARKER is a file that then exists.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+import model  # noqa: E402
+import rove.files  # noqa: E402
+import train  # noqa: E402
+
+RANK = os.environ.get("RANK", "0")
+
+
+def slow_save(seconds):
+    fsync = rove.files.os.fsync
+
+    def slowly(descriptor):
+        if "step_" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            time.sleep(seconds)
+        fsync(descriptor)
+
+    rove.files.os.fsync = slowly
+
+
+def slow_evaluation(seconds):
+    evaluate = train.evaluate
+
+    def slowly(*arguments):
+        time.sleep(seconds)
+        return evaluate(*arguments)
+
+    train.evaluate = slowly
+
+
+def raise_once(step, rank, marker):
+    forward, seen = model.GPT.forward, {"step": 0}
+
+    def failing(self, idx, targets=None, pos_offset=0):
+        if targets is not None:
+            seen["step"] += 1
+            if (str(seen["step"]), RANK) == (step, rank) and not Path(marker).exists():
+                Path(marker).touch()
+                raise RuntimeError(f"a fault on rank {rank} in step {step}")
+        return forward(self, idx, targets, pos_offset)
+
+    model.GPT.forward = failing
+
+
+if __name__ == "__main__":
+    if seconds := os.environ.get("HOOK_SLOW_SAVE"):
+        slow_save(float(seconds))
+    if seconds := os.environ.get("HOOK_SLOW_EVAL"):
+        slow_evaluation(float(seconds))
+    if fault := os.environ.get("HOOK_RAISE"):
+        raise_once(*fault.split(":", 2))
+    train.main(sys.argv[1:])

@@ -1,0 +1,249 @@
+"""SIGKILL at any moment, full disks, damaged files: a run goes on to the weights it had coming."""
+
+import contextlib
+import errno
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from helpers import ROOT, launch, make_data, refused, run_script, tiny_flags, wait_for
+
+import train
+from rove.checkpoint import latest_path, load_checkpoint
+from rove.metrics import read_metrics
+
+HOOKED = ROOT / "tests/faults/hooked.py"
+
+
+def settings(n_steps):
+    return {
+        "model__dropout": 0.1,
+        "train__max_steps": n_steps,
+        "train__checkpoint_interval": 5,
+        "train__eval_interval": 10,
+        "train__log_interval": 1,
+    }
+
+
+def same_run(a, b):
+    """Whether two run folders hold the same rows, but for speed, and the same weights exactly."""
+    rows = [
+        [{k: v for k, v in row.items() if "perf" not in k} for row in read_metrics(run)]
+        for run in (a, b)
+    ]
+    first, second = load_checkpoint(a), load_checkpoint(b)
+    return (
+        rows[0] == rows[1]
+        and first["step"] == second["step"]
+        and all(torch.equal(first["model"][name], second["model"][name]) for name in first["model"])
+        and first["best_val_loss"] == second["best_val_loss"]
+    )
+
+
+def kill_and_resume(tmp_path, n_kills, n_in_save, count):
+    rng = random.Random(1)
+    data = make_data(tmp_path / "data")
+    n_steps = 60
+    train.main(tiny_flags(data, tmp_path / "straight", **settings(n_steps)))
+    out = tmp_path / "killed"
+    flags = tiny_flags(data, out, train__resume="auto", **settings(n_steps))
+    in_save = 0
+    for number in range(n_kills):
+        aims_at_save = number % (n_kills // n_in_save) == 0 and in_save < n_in_save
+        before = len(read_metrics(out)) if out.exists() else 0
+        before = min(before, latest_step(out))  # a resumed run writes again what was not saved
+        process = launch(HOOKED, *flags, env={"HOOK_SLOW_SAVE": "0.6" if aims_at_save else "0"})
+        if aims_at_save:
+            wait_for(lambda: list(out.glob("checkpoints/step_*.pt.tmp")), process)
+            time.sleep(rng.uniform(0, 0.3))
+        else:
+            new = rng.randint(1, 6)
+            wait_for(lambda new=new, before=before: n_lines(out) >= before + new, process)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, "it must not have ended by itself"
+        if aims_at_save:
+            assert list(out.glob("checkpoints/step_*.pt.tmp")), "the kill was to hit a save"
+            in_save += 1
+        path = latest_path(out)
+        assert path is None or load_checkpoint(path)["step"] % 5 == 0
+        count("SIGKILL while saving" if aims_at_save else "SIGKILL")
+    result = run_script("train.py", *flags)
+    assert result.returncode == 0, result.stderr
+    assert not list(out.rglob("*.tmp")) and in_save == n_in_save
+    count("lost steps", n_steps - len(read_metrics(out)))
+    assert same_run(tmp_path / "straight", out)
+
+
+def latest_step(out):
+    path = latest_path(out)
+    return 0 if path is None else int(path.stem.split("_")[1])
+
+
+def n_lines(out):
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_few_kills_lose_nothing(tmp_path, count):
+    kill_and_resume(tmp_path, n_kills=2, n_in_save=1, count=count)
+
+
+@pytest.mark.faults
+def test_twenty_kills_lose_nothing(tmp_path, count):
+    kill_and_resume(tmp_path, n_kills=22, n_in_save=6, count=count)
+
+
+@pytest.mark.parametrize("stops", [(3, 6), (3, 6, 8, 11)])
+def test_resume_twice_in_an_epoch_and_across_its_end(tmp_path, stops, count):
+    data = make_data(tmp_path / "data", train=2_000)  # 62 windows, 8 a step: 7.75 steps an epoch
+    changes = settings(16) | {"train__checkpoint_interval": 1, "train__keep_checkpoints": 99}
+    train.main(tiny_flags(data, tmp_path / "straight", **changes))
+    out = tmp_path / "stopped"
+    for stop in (*stops, 16):
+        train.main(tiny_flags(data, out, train__resume="auto", **changes))
+        for path in [*(out / "checkpoints").glob("*.json")] if stop < 16 else []:
+            path.unlink()
+        for path in (out / "checkpoints").glob("step_*.pt"):
+            if int(path.stem.split("_")[1]) > stop:
+                path.unlink()
+    assert same_run(tmp_path / "straight", out)
+    count("stop within an epoch or at its end", len(stops))
+
+
+# ---------------------------------------------------------------- a full disk
+
+
+@contextlib.contextmanager
+def small_disk(folder, kib):
+    """A tmpfs of kib KiB, where this process may mount one."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a tmpfs here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("policy", ["continue", "stop"])
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, policy, count):
+    data = make_data(tmp_path / "data")
+    changes = settings(20) | {"train__keep_checkpoints": 1, "train__eval_interval": 100}
+    train.main(tiny_flags(data, tmp_path / "straight", **changes))
+    size_kib = latest_path(tmp_path / "straight").stat().st_size // 1024
+    with small_disk(tmp_path / "disk", int(2.6 * size_kib)) as disk:
+        out, ballast = disk / "run", disk / "ballast"
+        ballast.write_bytes(bytes(int(0.9 * size_kib) * 1024))  # room for one checkpoint, not two
+        flags = tiny_flags(
+            *(data, out), **changes, train__resume="auto", train__on_save_error=policy
+        )
+        result = run_script("train.py", *flags)
+        assert result.returncode == 1 and "Traceback" not in result.stderr, result.stderr
+        last = "step 10" if policy == "stop" else "step 20"
+        assert f"error: {last} is not saved: " in result.stderr
+        assert ("step 10 is not saved" in result.stdout) == (policy == "continue")
+        assert load_checkpoint(out)["step"] == 5 and not list(out.rglob("*.tmp"))
+        ballast.unlink()
+        result = run_script("train.py", *flags)
+        assert result.returncode == 0, result.stderr
+        assert same_run(tmp_path / "straight", out)
+    count("full disk")
+
+
+def test_metrics_wait_in_memory_while_the_disk_is_full(tmp_path, monkeypatch, count):
+    from rove.metrics import Metrics, Wandb
+
+    metrics = Metrics(tmp_path, Wandb(train.LogConfig(), tmp_path, None, {}))
+    real = metrics.file
+
+    class Full:
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    metrics.write([{"step": 1}])
+    metrics.file = Full()
+    with pytest.warns(UserWarning, match="No space left"):
+        metrics.write([{"step": 2}])
+    metrics.file = real
+    metrics.write([{"step": 3}])
+    metrics.close()
+    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
+    count("full disk")
+
+
+# ---------------------------------------------------------------- damaged files
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(tmp_path, damage, count):
+    data = make_data(tmp_path / "data")
+    train.main(tiny_flags(data, tmp_path / "straight", **settings(20)))
+    out = tmp_path / "run"
+    train.main(tiny_flags(data, out, **settings(20)))
+    newest = latest_path(out)
+    whole = newest.read_bytes()
+    if damage == "cut":
+        newest.write_bytes(whole[: len(whole) // 2])
+    elif damage == "flipped":
+        middle = len(whole) // 2
+        newest.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    else:
+        newest.unlink()
+    with pytest.warns(UserWarning, match="step_00000020.pt is damaged or gone"):
+        assert load_checkpoint(out)["step"] == 15
+    with pytest.warns(UserWarning, match="damaged or gone"):
+        train.main(tiny_flags(data, out, train__resume="auto", **settings(20)))
+    assert same_run(tmp_path / "straight", out)
+    for path in (out / "checkpoints").glob("*.pt"):
+        path.write_bytes(b"no checkpoint")
+    line = refused(
+        run_script("train.py", *tiny_flags(data, out, train__resume="auto", **settings(20)))
+    )
+    assert "no checkpoint there is whole" in line
+    count(f"checkpoint {damage}")
+
+
+def test_a_flipped_bit_in_a_shard_is_found_by_verify(tmp_path, count):
+    out = tmp_path / "data"
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "text {i}"}}\n' for i in range(300)))
+    prepare = ["prepare_fineweb.py", "--source", "files", "--files", tmp_path / "a.jsonl"]
+    result = run_script(*prepare, "--tokenizer", "byte", "--out_dir", out, "--num_workers", "1")
+    assert result.returncode == 0, result.stderr
+    assert run_script("prepare_fineweb.py", "verify", out).returncode == 0
+    shard = next(out.glob("*_train_*.bin"))
+    content = bytearray(shard.read_bytes())
+    content[1500] ^= 1
+    shard.write_bytes(content)
+    assert shard.name in refused(run_script("prepare_fineweb.py", "verify", out))
+    count("flipped bit in a shard")
+
+
+def test_commands_hidden_in_what_is_loaded_do_not_run(tmp_path, count):
+    marker = tmp_path / "ran"
+    data = make_data(tmp_path / "data")
+    out = tmp_path / "run"
+    train.main(tiny_flags(data, out, train__max_steps=2))
+
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(marker), "w"))
+
+    newest = latest_path(out)
+    torch.save(load_checkpoint(out) | {"rng": [Bomb()]}, newest)
+    (out / "checkpoints/latest.json").unlink()
+    with pytest.warns(UserWarning, match="refused"):
+        line = "no checkpoint there is whole"
+        with pytest.raises(ValueError, match=line):
+            latest_path(out)
+    text = f"model: !!python/object/apply:open ['{marker}', 'w']\n"
+    (tmp_path / "bad.yaml").write_text(text)
+    assert "bad.yaml" in refused(run_script("train.py", "--config", tmp_path / "bad.yaml"))
+    (data / "manifest.json").write_text(text)
+    assert "manifest.json" in refused(run_script("train.py", *tiny_flags(data, tmp_path / "new")))
+    assert not marker.exists()
+    count("hidden command", 3)
