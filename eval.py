@@ -7,6 +7,7 @@ Several processes share the work and give the numbers that one would give.
 """
 
 import datetime
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,10 +69,10 @@ class Perplexity(Common):
 
 
 def open_model(s: Common, device: torch.device) -> tuple[GPT, dict[str, Any]]:
-    """Return the model on the device, in the mode asked for, and its checkpoint."""
+    """Return the model on the device, in the mode asked for, and the rest of its checkpoint."""
     saved = ckpt.load_checkpoint(s.checkpoint)
     model = GPT.from_checkpoint(saved, s.pos_mode, s.allow_retrofit, yarn_values=s.yarn_values)
-    model.set_yarn_factor(1.0)
+    del saved["model"], saved["optimizer"]  # three times the model's memory
     return model.to(device), saved
 
 
@@ -84,8 +85,9 @@ def open_data(folder: str | None, run: Path, saved: dict[str, Any], say: Any) ->
     val = open_split(folder, "val", say)
     trained = saved["tokenizer"]
     for key in ("name", "vocab_size", "sha256"):
-        if None not in (val.tokenizer[key], trained[key]) and val.tokenizer[key] != trained[key]:
-            both = f"{val.tokenizer[key]}, the model was trained on {trained[key]}"
+        found = val.tokenizer.get(key)
+        if None not in (found, trained[key]) and found != trained[key]:
+            both = f"{found}, the model was trained on {trained[key]}"
             raise ValueError(f"{folder}: tokenizer {key} {both}")
     return val
 
@@ -100,9 +102,10 @@ def token_bytes(name: str) -> np.ndarray[Any, Any] | None:
 
 def set_factor(model: GPT, s: Common, length: int) -> dict[str, Any]:
     """Set the YaRN factor for a target length; return what to record and print of it."""
-    wanted = s.yarn_factor or max(1.0, length / model.config.block_size)
+    by_length = max(1.0, length / model.config.block_size)
+    wanted = by_length if s.yarn_factor is None else s.yarn_factor
     model.set_yarn_factor(wanted if model.config.pos_mode.endswith("+yarn") else 1.0)
-    return {"yarn_factor": model.config.factor, "temperature": model.config.mscale**2}
+    return {"yarn_factor": model.config.factor, "temperature": model.config.mscale}
 
 
 def perplexity(argv: list[str]) -> None:
@@ -110,20 +113,19 @@ def perplexity(argv: list[str]) -> None:
     s = load(Perplexity, argv, prog="eval.py perplexity", description=ppl.__doc__)
     world, run = dist.read_world(), ckpt.run_of(s.checkpoint)
     say = tqdm.write if world.is_main else (lambda line: None)
-    with user_errors():
-        device = dev.resolve_device(s.device, world.local_rank)
-        model, saved = open_model(s, device)
-        dtype = dev.resolve_dtype(s.dtype, device, model.config.n_embd)
-        val = open_data(s.data, run, saved, say)
-        context = model.config.block_size
-        lengths = ppl.parse_lengths(s.lengths) if s.lengths else ppl.default_lengths(context)
-        most = s.max_tokens or max(131072, 20 * lengths[-1])
-        if s.max_tokens is None and device.type != "cpu":
-            most = 10485760
-        n_blocks = ppl.count_blocks(val.n_tokens, lengths[-1], most)
-        targets = ppl.Targets(val.read(0, n_blocks * lengths[-1] + 1), lengths[-1])
-        lengths = lengths if s.protocol == "packed" else lengths[-1:]
-        dist.connect(world, device, timeout_s=3600)
+    device = dev.resolve_device(s.device, world.local_rank)
+    model, saved = open_model(s, device)
+    dtype = dev.resolve_dtype(s.dtype, device, model.config.n_embd)
+    val = open_data(s.data, run, saved, say)
+    context = model.config.block_size
+    lengths = ppl.parse_lengths(s.lengths) if s.lengths else ppl.default_lengths(context)
+    usual = max(131072, 20 * lengths[-1]) if device.type == "cpu" else 10485760
+    most = usual if s.max_tokens is None else s.max_tokens
+    n_blocks = ppl.count_blocks(val.n_tokens, lengths[-1], most)
+    targets = ppl.Targets(val.read(0, n_blocks * lengths[-1] + 1), lengths[-1])
+    lengths = lengths if s.protocol == "packed" else lengths[-1:]
+    path = result_path(s, run, f"perplexity_{s.protocol}", model)
+    dist.connect(world, device, timeout_s=3600)
     if s.yarn_factor is not None and not model.config.pos_mode.endswith("+yarn"):
         say(f"warning: yarn_factor={s.yarn_factor} has no effect in mode {model.config.pos_mode}")
     tokens = n_blocks * targets.block_size
@@ -138,6 +140,8 @@ def perplexity(argv: list[str]) -> None:
 
     results: list[dict[str, Any]] = []
     bytes_of = token_bytes(val.tokenizer["name"])
+    if bytes_of is None:
+        say("notice: no bits per byte, as the tokenizer's vocabulary is not on this machine")
     own = list(range(world.rank, n_blocks, world.size))
     add_up = ppl.text_sums(bytes_of) if s.protocol == "packed" else ppl.position_sums
     quiet = None if world.is_main else True  # None: shown on a terminal only
@@ -151,7 +155,8 @@ def perplexity(argv: list[str]) -> None:
         if s.protocol == "packed":
             results.append(ppl.packed_result(targets, length, sums, bytes_of) | factor)
             row = results[-1]
-            say(f"  length {length:6d}  nll {row['nll']:.4f}  ppl {row['ppl']:10.3f}  {note}")
+            ppl_shown = "over e^700" if row["ppl"] is None else f"{row['ppl']:10.3f}"
+            say(f"  length {length:6d}  nll {row['nll']:.4f}  ppl {ppl_shown}  {note}")
         else:
             results = [row | factor for row in ppl.position_results(length, sums)]
             say(f"  one pass at {length}, {note}")
@@ -160,8 +165,9 @@ def perplexity(argv: list[str]) -> None:
     bar.close()
     if world.is_main:
         content = common(s, "perplexity", model, saved, dtype) | {"data": val.sha256}
-        content |= {"protocol": s.protocol, "max_tokens": tokens, "results": results}
-        write_result(s, run, f"perplexity_{s.protocol}", model, content, say)
+        content |= {"protocol": s.protocol, "tokens": tokens, "results": results}
+        write_json(path, content)
+        say(f"wrote {path}")
     dist.disconnect()
 
 
@@ -182,16 +188,16 @@ def common(
     }
 
 
-def write_result(
-    s: Common, run: Path, name: str, model: GPT, content: dict[str, Any], say: Any
-) -> None:
-    """Write a result to --out, or under the run's eval folder."""
+def result_path(s: Common, run: Path, name: str, model: GPT) -> Path:
+    """Return --out, or a file under the run's eval folder; OSError now if it cannot be written."""
     orig = "_orig" if model.config.yarn_values == "orig" else ""
     path = Path(s.out) if s.out else run / "eval" / f"{name}_{model.config.pos_mode}{orig}.json"
-    with user_errors():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, content)
-    say(f"wrote {path}")
+    if path.is_dir():
+        raise ValueError(f"--out {path}: is a folder; name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{path.parent}: may not write there; give --out")
+    return path
 
 
 KINDS = {"perplexity": perplexity}
@@ -202,11 +208,15 @@ def main(argv: list[str]) -> None:
     if argv[:1] in ([], ["-h"], ["--help"]):
         print(f"{__doc__}\nevaluations: {', '.join(KINDS)}; each has its own --help")
     elif argv[0] in KINDS:
-        KINDS[argv[0]](argv[1:])
+        with user_errors():
+            KINDS[argv[0]](argv[1:])
     else:
         print(f"error: no evaluation {argv[0]!r}; there is: {', '.join(KINDS)}", file=sys.stderr)
         raise SystemExit(2)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

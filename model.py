@@ -9,7 +9,6 @@ that pair by the angle t * omega_m, where omega_m = theta^(-2m / head_dim):
     rove     y_i = R_i^-1 sum_j A_ij R_j v_j                         R^-1 is R with sin negated
 
 YaRN's mscale^2 stands in the softmax scale alone: tables are pure rotations, values never take it.
-
 Sizes: B batch, T tokens, H heads, D head dim, C embedding, V vocabulary.
 """
 
@@ -28,9 +27,8 @@ from torch.nn.utils.rnn import pad_sequence
 PosMode = Literal["rope", "rove", "rope+yarn", "rove+yarn"]
 POS_MODES = get_args(PosMode)
 ROTARY_PAIRING = "halves"  # stored in checkpoints; neighbours (2m, 2m + 1) are another model
-TABLE_ROWS = 1024  # tables grow by whole blocks, so a position's entry never depends on T
 OVERRIDES = ("dropout", "yarn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_values")
-HEAD_CHUNK = 2048  # positions whose logits token_nll and score hold at once
+TABLE_ROWS, HEAD_CHUNK = 1024, 2048  # rows by which tables grow; positions with logits at once
 
 
 @dataclass(frozen=True)
@@ -276,8 +274,8 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "GPT":
-        super()._apply(fn, recurse)  # of .to() and .bfloat16(): tables follow the device alone
+    def _apply(self, fn: Any, recurse: bool = True) -> "GPT":  # of .to() and .bfloat16()
+        super()._apply(fn, recurse)
         self.tables.grow(self.tables.qk.shape[1], self.transformer.wte.weight.device)
         return self
 
@@ -348,8 +346,7 @@ class GPT(nn.Module):
         the first prompt_lengths[b] ids of row b (default T) up to the first of stop_ids; shorter
         rows are filled with stop_ids[0] or 0. At most max_context tokens are attended ("auto":
         block_size * yarn_factor; None: no limit): a longer prompt is cropped from the left, and
-        when the window is full its last half is read anew at positions from 0; either warns.
-        """
+        when the window is full its last half is read anew at positions from 0; either warns."""
         B, T = idx.shape
         lengths = [T] * B if prompt_lengths is None else [int(n) for n in prompt_lengths]
         fit = len(lengths) == B and all(1 <= n <= T for n in lengths)
@@ -359,9 +356,8 @@ class GPT(nn.Module):
         _require(top_k is None or top_k >= 0, "top_k", top_k, "0 (off) or more")
         _require(top_p is None or 0 < top_p <= 1, "top_p", top_p, "above 0, at most 1")
         longest = max(lengths) + max_new_tokens
-        if max_context == "auto":
-            max_context = int(self.config.block_size * self.config.yarn_factor)
-        window = longest if max_context is None else max_context
+        auto = int(self.config.block_size * self.config.yarn_factor)
+        window = auto if max_context == "auto" else longest if max_context is None else max_context
         _require(max_context is None or window >= 2, "max_context", max_context, "at least 2")
         if longest > window + 1:
             rule = f"a longer prompt is cropped; when full, the last {window // 2} are read anew"
@@ -413,22 +409,26 @@ class GPT(nn.Module):
         from rove.checkpoint import load_checkpoint
 
         checkpoint = path if isinstance(path, dict) else load_checkpoint(path)
+        file = checkpoint.get("file", "checkpoint")
         for key, value in yarn.items():
             _require(key in OVERRIDES, key, value, f"as trained; free at load: {OVERRIDES}")
         stored = dict(checkpoint["model_config"])
-        pairing = stored.pop("rotary_pairing", None)
-        _require(pairing == ROTARY_PAIRING, "rotary_pairing", pairing, ROTARY_PAIRING)
-        unknown = set(stored) - set(asdict(GPTConfig()))
-        _require(not unknown, "model_config", sorted(unknown), "keys of GPTConfig")
-        trained = GPTConfig(**stored)
+        keys = sorted(set(stored) ^ set(GPTConfig().stored()))
+        _require(not keys, f"{file}: model_config", keys, "all that is stored and no more")
+        pairing = stored.pop("rotary_pairing")
+        _require(pairing == ROTARY_PAIRING, f"{file}: rotary_pairing", pairing, ROTARY_PAIRING)
         changes = {key: value for key, value in yarn.items() if value is not None}
-        config = replace(trained, pos_mode=pos_mode or trained.pos_mode, **changes)
+        try:
+            trained = GPTConfig(**stored)
+            config = replace(trained, pos_mode=pos_mode or trained.pos_mode, **changes)
+            model = cls(config).eval()
+            model.load_state_dict(checkpoint["model"], strict=True)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(f"{file}: weights do not fit: {error}"[:300]) from error
         if config.value_path != trained.value_path and not allow_retrofit:
             hurts = "another value path is known to hurt (--allow_retrofit tries it all the same)"
             raise ValueError(f"pos_mode={pos_mode!r}: trained as {trained.pos_mode!r}; {hurts}")
-        model = cls(config)
-        model.load_state_dict(checkpoint["model"], strict=True)
-        return model.eval()
+        return model
 
 
 def sample_ids(

@@ -174,7 +174,7 @@ def prepare(settings: Settings) -> None:
         f"{split} {sum(e['tokens'] for e in manifest['shards'] if e['split'] == split):,} tokens"
         for split in ("train", "val")
     )
-    config = "gpt2_124m" if settings.source == "fineweb-edu" else "demo"
+    config = "gpt2_124m" if settings.tokenizer == "gpt2" else "demo"
     train = f"python train.py --config configs/{config}.yaml --data.dir {folder}"
     print(f"{folder}: {sizes}; next: {train}")
 

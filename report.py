@@ -22,15 +22,24 @@ class Settings:
 
 
 def read_results(run: Path) -> list[dict[str, Any]]:
-    """Return the evaluation results of a run folder; ValueError for a folder without any."""
+    """Return a run folder's results of `perplexity --protocol packed`, with the file of each.
+
+    Raises ValueError for a folder without any and for a file that is none.
+    """
     results = []
     for path in sorted(run.glob("eval/*.json")):
         try:
-            results.append(dict(json.loads(path.read_text(encoding="utf-8"))) | {"run": str(run)})
-        except (ValueError, TypeError):
+            result = json.loads(path.read_text(encoding="utf-8"))
+            if (result["kind"], result.get("protocol")) == ("perplexity", "packed"):
+                rows = [(row["length"], row["ppl"], row["tokens"]) for row in result["results"]]
+                keys = ("pos_mode", "yarn_values", "block_size", "data")
+                results.append({key: result[key] for key in keys} | {"rows": rows, "file": path})
+                assert rows
+        except (ValueError, TypeError, KeyError, AssertionError):
             raise ValueError(f"{path}: not a result of eval.py; remove it") from None
     if not results:
-        raise ValueError(f"{run}/eval holds no results; run eval.py --checkpoint {run} first")
+        command = f"eval.py perplexity --checkpoint {run}"
+        raise ValueError(f"{run}/eval holds no perplexity by length; run {command} first")
     return results
 
 
@@ -39,35 +48,40 @@ def perplexity_table(results: list[dict[str, Any]]) -> str:
 
     Raises ValueError when the results were not measured on the same targets.
     """
-    found = [r for r in results if r["kind"] == "perplexity" and r.get("protocol") == "packed"]
-    if not found:
-        raise ValueError("no result of `eval.py perplexity --protocol packed` among the runs")
-    if len({(r["data"], r["results"][0]["tokens"]) for r in found}) > 1:
-        raise ValueError("perplexities on different targets (data or tokens); evaluate them alike")
-    lengths = sorted({row["length"] for r in found for row in r["results"]})
-    contexts = {r["block_size"] for r in found}
+    first = results[0]
+    n_targets = first["rows"][0][2]
+    for r in results:
+        if (r["data"], r["rows"][0][2]) != (first["data"], n_targets):
+            two = f"{first['file']} and {r['file']}"
+            raise ValueError(f"{two}: different targets (data or tokens); evaluate them alike")
+    lengths = sorted({length for r in results for length, _, _ in r["rows"]})
+    contexts = {r["block_size"] for r in results}
     marks = [f"{length}{' (trained)' if length in contexts else ''}" for length in lengths]
     lines = ["| run | mode | " + " | ".join(marks) + " |", "|---|---|" + "---|" * len(lengths)]
-    for r in found:
-        ppl = {row["length"]: row["ppl"] for row in r["results"]}
+    for r in results:
+        ppl = {length: ppl for length, ppl, _ in r["rows"]}
         cells = ["" if ppl.get(length) is None else f"{ppl[length]:.2f}" for length in lengths]
         values = ", values orig" if r["yarn_values"] == "orig" else ""
-        lines.append(f"| {r['run']} | {r['pos_mode']}{values} | " + " | ".join(cells) + " |")
-    first = found[0]
-    note = f"{first['results'][0]['tokens']:,} targets, the same in every cell, protocol packed"
+        name = r["file"].parent.parent
+        lines.append(f"| {name} | {r['pos_mode']}{values} | " + " | ".join(cells) + " |")
+    note = f"{n_targets:,} targets, the same in every cell, protocol packed"
     return f"Perplexity by context length ({note}):\n\n" + "\n".join(lines) + "\n"
 
 
 def main(argv: list[str]) -> None:
-    """Print and write the report of the runs named before the first flag."""
-    n_runs = next((i for i, arg in enumerate(argv) if arg.startswith("-")), len(argv))
-    runs, flags = argv[:n_runs], argv[n_runs:]
+    """Print and write the report of the runs that stand on the command line."""
+    runs: list[str] = []
+    flags: list[str] = []
+    for arg, before in zip(argv, ["", *argv], strict=False):
+        is_value = before.startswith("--") and "=" not in before and before != "--print_config"
+        (flags if arg.startswith("-") or is_value else runs).append(arg)
     description = "Set runs beside each other: report.py RUN ... [--out DIR]"
     settings = load(Settings, flags, prog="report.py", description=description)
     with user_errors():
         if not runs:
             raise ValueError("no run folders given: report.py RUN ... [--out DIR]")
-        text = perplexity_table([result for run in runs for result in read_results(Path(run))])
+        folders = dict.fromkeys(Path(run) for run in runs)
+        text = perplexity_table([result for run in folders for result in read_results(run)])
         out = Path(settings.out)
         out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / "report.md", lambda file: file.write(text.encode()))

@@ -4,6 +4,7 @@ python sample.py --checkpoint out/demo-rove --prompt "def main(" --max_new_token
 python sample.py --checkpoint out/124m-rove --prompt FILE:story.txt --num_samples 3
 """
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,22 +57,36 @@ def main(argv: list[str]) -> None:
     with user_errors():
         if s.num_samples < 1:
             raise ValueError(f"num_samples={s.num_samples}: must be at least 1")
+        if s.yarn_factor is not None and not 1 <= s.yarn_factor < math.inf:
+            raise ValueError(f"yarn_factor={s.yarn_factor}: must be at least 1")
+        if not 0 <= s.seed < 2**63:
+            raise ValueError(f"seed={s.seed}: must be at least 0, below 2^63")
         text = s.prompt
         if text.startswith("FILE:"):
-            text = Path(text.removeprefix("FILE:")).read_text(encoding="utf-8")
+            path = Path(text.removeprefix("FILE:"))
+            try:
+                text = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}: not UTF-8 at byte {error.start}; convert it") from None
         device = dev.resolve_device(s.device)
         saved = load_checkpoint(s.checkpoint)
         model = GPT.from_checkpoint(saved, s.pos_mode, s.allow_retrofit, yarn_values=s.yarn_values)
+        if not all(p.isfinite().all() for p in model.parameters()):
+            raise ValueError(f"{s.checkpoint}: some weights are not finite; take an earlier one")
         dtype = dev.resolve_dtype(s.dtype, device, model.config.n_embd)
         tokenizer = load_tokenizer(saved["tokenizer"]["name"])
+        if tokenizer.vocab_size != model.config.vocab_size:
+            sizes = f"{tokenizer.vocab_size} ids of {tokenizer.name}, {model.config.vocab_size}"
+            raise ValueError(f"{s.checkpoint}: tokenizer and model differ: {sizes} of the model")
         eot = tokenizer.eot_id
         prompt = torch.tensor([[eot, *tokenizer.encode(text).tolist()]], device=device)
         context = model.config.block_size
         length = prompt.shape[1] + s.max_new_tokens
         if model.config.pos_mode.endswith("+yarn"):
-            model.set_yarn_factor(s.yarn_factor or max(1.0, length / context))
+            by_length = max(1.0, length / context)
+            model.set_yarn_factor(by_length if s.yarn_factor is None else s.yarn_factor)
             config = model.config
-            note = f"factor {config.factor:g}, temperature {config.mscale**2:.4f}"
+            note = f"factor {config.factor:g}, temperature {config.mscale:.4f}"
             print(f"{config.pos_mode}: trained at {context}, for {length} tokens; {note}")
         elif s.yarn_factor is not None:
             print(f"warning: yarn_factor={s.yarn_factor} has no effect in {model.config.pos_mode}")
@@ -94,4 +109,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

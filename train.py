@@ -4,9 +4,10 @@
     torchrun --standalone --nproc_per_node=8 train.py --config configs/gpt2_124m.yaml \\
         --model.pos_mode rove --out_dir out/124m-rove
 
-A run that was stopped goes on with `--train.resume auto`. Exit codes: 0 done; 1 stopped by a loss
-that is not finite or a checkpoint that could not be saved; 2 bad settings or input; 128 + number
-of the signal (SIGTERM, SIGINT, SIGUSR1) that stopped it, after a checkpoint.
+A run that was stopped goes on with `--train.resume auto`. Exit codes: 0 done; 1 failed, by a loss
+that is not finite or a checkpoint that could not be saved among others; 2 bad settings or input;
+128 + number of the signal (SIGTERM, SIGINT, SIGUSR1) that stopped it, after a checkpoint. (torchrun
+exits with 1 whenever a worker fails.)
 """
 
 import math
@@ -113,7 +114,7 @@ class Config:
     seed: int = 1337
     """seed of weights, dropout and the order of the windows"""
     dry_run: bool = False
-    """check everything, print what would run, and stop"""
+    """check settings and data, print what would run, and stop"""
 
     def __post_init__(self) -> None:
         for key, value in flatten(to_dict(self)).items():
@@ -129,9 +130,9 @@ class Config:
         if self.model.factor != 1:
             why = "YaRN extends a trained model at evaluation; train at 1"
             raise ValueError(f"model.yarn_factor={self.model.factor}: {why}")
-        if n % T:
-            near = f"{max(n // T, 1) * T} or {(n // T + 1) * T}"
-            raise ValueError(f"train.tokens_per_step={n}: not whole windows of {T}; try {near}")
+        split_batch(n, self.train.micro_batch_size, T, world_size=1)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed={self.seed}: must be below 2^63")
 
 
 def read_batch(
@@ -264,9 +265,8 @@ def main(argv: list[str]) -> None:
     for step in range(start + 1, t.max_steps + 1):
         loss_sum = torch.zeros((), device=device)
         for micro_step in range(grad_accum_steps):
-            first = (step - 1) * (t.tokens_per_step // T)  # in the endless order of sequences
-            first += (micro_step * world.size + world.rank) * micro_batch_size
-            windows = list(order.indices(first, first + micro_batch_size))
+            part, n_parts = micro_step * world.size + world.rank, grad_accum_steps * world.size
+            windows = order.part(step, t.tokens_per_step // T, part, n_parts)
             x, y = read_batch(data, windows, T, device)
             syncs = world.size == 1 or micro_step == grad_accum_steps - 1
             with nullcontext() if syncs else ddp.no_sync():

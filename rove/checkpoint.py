@@ -9,12 +9,14 @@ import fcntl
 import json
 import pickle
 import warnings
+import zipfile
+import zlib
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from rove.config import flatten, load, to_dict
 from rove.files import sha256_of, write_atomic, write_json
@@ -156,20 +158,37 @@ def latest_path(run: Path) -> Path | None:
     return None
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path, trusted: bool = False) -> dict[str, Any]:
     """Read one checkpoint file onto the CPU as tensors and plain types; nothing in it runs.
 
-    Raises ValueError for a file that is no checkpoint, is damaged, or holds anything else.
+    trusted: its hash has been compared; otherwise the file's own checksums are. Raises ValueError
+    for a file that is no checkpoint, is damaged, or holds anything else.
     """
     try:
+        if not trusted and (damaged := zipfile.ZipFile(path).testzip()):
+            raise ValueError(f"checksum of {damaged}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: refused, as it holds more than plain types") from error
-    except (RuntimeError, EOFError, KeyError, ValueError) as error:
+    except (RuntimeError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path}: no checkpoint, or a damaged one ({error!r:.80})") from error
-    if not isinstance(checkpoint, dict) or KEYS - set(checkpoint) or checkpoint["format"] != FORMAT:
+    if not _is_checkpoint(checkpoint):
         raise ValueError(f"{path}: not a checkpoint of this project, format {FORMAT}")
-    return dict(checkpoint)
+    return dict(checkpoint) | {"file": str(path)}
+
+
+def _is_checkpoint(found: Any) -> bool:
+    """Whether it has the keys of one, and what scripts read of them has the right types."""
+    if not isinstance(found, dict) or KEYS - set(found) or type(found["format"]) is not int:
+        return False
+    dicts = all(isinstance(found[key], dict) for key in ("model", "model_config", "tokenizer"))
+    return (
+        dicts
+        and found["format"] == FORMAT
+        and all(isinstance(value, Tensor) for value in found["model"].values())
+        and {"name", "vocab_size", "sha256", "eot_id"} <= set(found["tokenizer"])
+        and found["tokenizer"]["vocab_size"] == found["model_config"].get("vocab_size")
+    )
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -182,7 +201,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     latest = latest_path(path)
     if latest is None:
         raise ValueError(f"{path} is no run folder with a checkpoint; give --out_dir of a run")
-    return read_checkpoint(latest)
+    return read_checkpoint(latest, trusted=True)
 
 
 def restore(
@@ -192,7 +211,7 @@ def restore(
 
     Raises ValueError when it was trained on other data or in another order.
     """
-    saved = read_checkpoint(path)
+    saved = read_checkpoint(path, trusted=True)
     if saved["data"] != fingerprint:
         raise ValueError(f"{path}: was trained on other data or in another order than asked for")
     model.load_state_dict(saved.pop("model"))

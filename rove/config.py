@@ -1,8 +1,6 @@
 """Settings of a script: `load(Config, sys.argv[1:])` fills a dataclass tree from YAML and flags.
-
-Defaults < files in order < flags, wherever they stand on the line. Files are data: tags are
-refused, keys and types are checked here, and jsonargparse, which can import what a `class_path`
-names, is handed only the checked values.
+Defaults < files in order < flags, wherever they stand on the line. Files are data: tags are refused
+and keys and types checked; jsonargparse, which can import what a `class_path` names, sees no file.
 """
 
 import argparse

@@ -84,13 +84,13 @@ def largest(value: int) -> int:
 
 
 def on_main(world: World, action: Callable[[], T]) -> T | None:
-    """Return the action's result on rank 0, None elsewhere; its ValueError ends every rank."""
-    fault: Exception | None = None
+    """Return the action's result on rank 0, None elsewhere; its refusal ends every rank."""
+    fault: BaseException | None = None
     result = None
     if world.is_main:
         try:
             result = action()
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, SystemExit) as error:
             fault = error
     if gather(fault is not None)[0] and fault is None:
         raise SystemExit(2)

@@ -7,8 +7,6 @@ they hold. A folder without a manifest is read by its headers.
 """
 
 import hashlib
-import json
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -17,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from rove.manifest import MANIFEST, SHARD_NAME, UNFINISHED, compare_with_files, read_manifest
 from rove.tokenizer import GPT2_EOT_ID, GPT2_VOCAB_SIZE
 
 MAGIC = 20240520
 VERSION = 1
 HEADER_BYTES = 256 * 4
-MANIFEST = "manifest.json"
-UNFINISHED = "manifest.json.unfinished"  # present while prepare writes; such a folder is refused
-SHARD_NAME = re.compile(r"(?P<name>.+)_(?P<split>train|val)_(?P<number>\d+)\.bin")
 
 Tokens = np.ndarray[Any, np.dtype[Any]]
 
@@ -60,23 +56,6 @@ def read_shard(path: Path) -> Tokens:
             "the file is damaged: copy or prepare it again"
         )
     return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(n_tokens,))
-
-
-def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the folder's manifest, or None when it has none; ValueError when it is unreadable."""
-    path = folder / MANIFEST
-    if not path.exists():
-        return None
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        shards, tokenizer = manifest["shards"], manifest["tokenizer"]
-        assert tokenizer["vocab_size"] > 0 and tokenizer["name"] and manifest["eot_id"] >= 0
-        assert all(
-            f"_{x['split']}_" in x["file"] and SHARD_NAME.fullmatch(x["file"]) for x in shards
-        )
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        raise ValueError(f"{path}: not a manifest of this project ({error!r})") from error
-    return dict(manifest)
 
 
 @dataclass(frozen=True)
@@ -156,7 +135,7 @@ def open_split(
     else:
         tokenizer = {**manifest["tokenizer"], "eot_id": manifest["eot_id"]}
         entries = manifest["shards"]
-        _compare_with_manifest(folder, set(by_name), entries)
+        compare_with_files(folder, set(by_name), entries)
     entries = [entry for entry in entries if entry["split"] == split]
     if not entries:
         raise ValueError(f"{folder}: no NAME_{split}_000000.bin; make it with prepare_fineweb.py")
@@ -171,14 +150,6 @@ def open_split(
                 f"{tokenizer['vocab_size']} ids ({tokenizer['name']})"
             )
     return TokenData(folder, files, shards, tokenizer, _content_hash(shards, entries))
-
-
-def _compare_with_manifest(folder: Path, names: set[str], entries: list[dict[str, Any]]) -> None:
-    listed = {entry["file"] for entry in entries}
-    if missing := sorted(listed - names):
-        raise ValueError(f"{folder / missing[0]}: listed in {MANIFEST} but missing")
-    if extra := sorted(names - listed):
-        raise ValueError(f"{folder / extra[0]}: not listed in {MANIFEST}; move it elsewhere")
 
 
 def _content_hash(shards: tuple[Tokens, ...], entries: list[dict[str, Any]]) -> str:
@@ -215,6 +186,12 @@ class BatchOrder:
             epoch, position = divmod(number, self.n_windows)
             yield int(window_order(self.n_windows, self.seed, epoch)[position])
 
+    def part(self, step: int, sequences: int, part: int, n_parts: int) -> list[int]:
+        """Return the windows of one of n_parts equal parts of update `step` (the first is 1)."""
+        size = sequences // n_parts
+        first = (step - 1) * sequences + part * size
+        return list(self.indices(first, first + size))
+
     def fingerprint(self, n_first: int = 256) -> str:
         """Hash the first indices: equal for two runs that read the same windows in order."""
         first = np.fromiter(self.indices(0, n_first), dtype="<i8")
@@ -226,15 +203,15 @@ def split_batch(
 ) -> tuple[int, int]:
     """Return (sequences of one forward pass on one rank, micro-steps per update).
 
-    micro_batch_size is the most that memory takes. Raises ValueError with the nearest
-    tokens_per_step that ranks and micro-batch divide.
+    micro_batch_size is the most that memory takes: the largest number up to it that divides a
+    rank's share is used. Raises ValueError with the nearest tokens_per_step that ranks divide.
     """
-    sequences = tokens_per_step // block_size
-    micro_batch_size = min(micro_batch_size, max(sequences // world_size, 1))
-    unit = micro_batch_size * world_size
-    if sequences % unit:
-        near = [n * unit * block_size for n in (max(sequences // unit, 1), sequences // unit + 1)]
-        parts = f"{world_size} ranks x {micro_batch_size} sequences x {block_size} tokens"
-        ways = f"try {near[0]} or {near[1]}, or another train.micro_batch_size"
-        raise ValueError(f"train.tokens_per_step={tokens_per_step}: not n x {parts}; {ways}")
-    return micro_batch_size, sequences // unit
+    unit = world_size * block_size
+    if tokens_per_step % unit:
+        below = tokens_per_step // unit * unit
+        near = " or ".join(str(n) for n in (below, below + unit) if n)
+        parts = f"{world_size} ranks x {block_size} tokens"
+        raise ValueError(f"train.tokens_per_step={tokens_per_step}: not n x {parts}; try {near}")
+    share = tokens_per_step // unit
+    size = max(n for n in range(1, min(micro_batch_size, share) + 1) if share % n == 0)
+    return size, share // size

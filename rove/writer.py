@@ -118,7 +118,7 @@ def verify(folder: Path) -> None:
     for split in sorted({entry["split"] for entry in manifest["shards"]}):
         shards.open_split(folder, split)
     for entry in manifest["shards"]:
-        if sha256_of(folder / entry["file"]) != entry["sha256"]:
+        if sha256_of(folder / entry["file"]) != entry.get("sha256"):
             raise ValueError(
                 f"{folder / entry['file']}: contents differ from what {shards.MANIFEST} says; "
                 "copy or prepare it again"
@@ -132,7 +132,7 @@ def stats(folder: Path) -> None:
     for split in ("train", "val"):
         data = shards.open_split(folder, split)
         n_docs = sum(np.count_nonzero(shard == data.tokenizer["eot_id"]) for shard in data.shards)
-        n_bytes = sum(e["text_bytes"] for e in manifest["shards"] if e["split"] == split)
+        n_bytes = sum(e.get("text_bytes", 0) for e in manifest["shards"] if e["split"] == split)
         per_token = f"{n_bytes / data.n_tokens:.3f}" if n_bytes else "unknown"
         print(
             f"{split}: {len(data.files)} shards, {n_docs:,} documents, {data.n_tokens:,} tokens, "

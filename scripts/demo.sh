@@ -20,9 +20,12 @@ evaluate() {
     local mode
     for mode in "$1" "$1+yarn"; do
         local result="out/demo-$1/eval/perplexity_packed_$mode.json"
-        [ "$result" -nt "out/demo-$1/checkpoints/latest.json" ] && continue
+        if [ "$result" -nt "out/demo-$1/checkpoints/latest.json" ] &&
+            grep -q '"tokens": 131072,*$' "$result" && grep -q '"length": 2048' "$result"; then
+            continue
+        fi
         "$python" eval.py perplexity --checkpoint "out/demo-$1" --data "$data" --pos_mode "$mode" \
-            --lengths 64,128,256,512,1024,2048 2>&1 | sed -u "s/^/[$mode] /"
+            --lengths 64,128,256,512,1024,2048 --max_tokens 131072 2>&1 | sed -u "s/^/[$mode] /"
     done
 }
 

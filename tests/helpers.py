@@ -35,7 +35,7 @@ def make_data(folder, train=20_000, val=2_000, vocab_size=257, seed=0, manifest=
             entries.append({"file": name, "split": split, "tokens": int(part.size)})
     if manifest:
         tokenizer = {"name": "byte", "vocab_size": vocab_size, "sha256": None}
-        content = {"tokenizer": tokenizer, "eot_id": 256, "shards": entries}
+        content = {"tokenizer": tokenizer, "eot_id": vocab_size - 1, "shards": entries}
         (folder / MANIFEST).write_text(json.dumps(content))
     return folder
 

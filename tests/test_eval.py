@@ -175,8 +175,8 @@ def test_yarn_sets_its_factor_by_length_and_says_so(trained, capsys):
     shown = capsys.readouterr().out
     rows = read(trained / "rope/eval/perplexity_packed_rope+yarn.json")["results"]
     assert [row["yarn_factor"] for row in rows] == [1, 1, 4]
-    assert rows[2]["temperature"] == pytest.approx(1.1386294**2, rel=1e-5)
-    assert "trained at 32" in shown and "factor 4, temperature 1.2965" in shown
+    assert rows[2]["temperature"] == pytest.approx(1.1386294, rel=1e-5)
+    assert "trained at 32" in shown and "factor 4, temperature 1.1386" in shown
     perplexity(trained / "rope", "--lengths", "16,32,128", "--max_tokens", "512")
     plain = read(trained / "rope/eval/perplexity_packed_rope.json")["results"]
     assert [r["nll"] for r in plain][:2] == [r["nll"] for r in rows][:2]
@@ -266,6 +266,9 @@ def test_positions_by_the_script(trained):
         (["--lengths", "8192"], ["4000 tokens", "8192"]),
         (["--data", "no/such"], ["no/such"]),
         (["--batch_size", "0"], ["batch_size=0"]),
+        (["--yarn_factor", "0"], ["yarn_factor=0.0"]),
+        (["--max_tokens", "0"], ["max_tokens is 0"]),
+        (["--out", "."], ["is a folder"]),
         (["--protocol", "sideways"], ["protocol", "packed"]),
     ],
 )
@@ -314,6 +317,13 @@ def test_report_is_one_table_with_an_empty_cell_for_what_is_missing(trained, tmp
     with pytest.raises(SystemExit) as stop:
         report.main([str(trained / "rope"), str(trained / "rove")])
     assert stop.value.code == 2 and "different targets" in capsys.readouterr().err
+    for content in ("{}", "[]", '{"kind": "perplexity", "protocol": "packed", "results": []}'):
+        odd = trained / "rope/eval/odd.json"
+        odd.write_text(content)
+        with pytest.raises(SystemExit):
+            report.main(["--out", str(tmp_path / "r"), str(trained / "rope")])
+        assert "odd.json: not a result" in capsys.readouterr().err
+        odd.unlink()
     for runs in ([], [str(tmp_path / "nothing")]):
         with pytest.raises(SystemExit) as stop:
             report.main(runs)
@@ -330,6 +340,8 @@ def test_sample_is_repeatable_and_says_what_yarn_does(trained, tmp_path, capsys)
     greedy = [written(capsys, *run, "--temperature", "0", "--prompt", "ab").out for _ in range(2)]
     assert greedy[0] == greedy[1] and "sample 1 of 1" in greedy[0]
     first, again = (written(capsys, *run, "--num_samples", "2").out for _ in range(2))
+    one, two = (part.split("\n", 1)[1] for part in first.split("--- sample")[1:])
+    assert one != two, "two samples, two draws"
     assert (
         first == again and first != written(capsys, *run, "--num_samples", "2", "--seed", "7").out
     )
@@ -352,6 +364,8 @@ def test_sample_is_repeatable_and_says_what_yarn_does(trained, tmp_path, capsys)
         (["--top_p", "1.5"], "top_p=1.5"),
         (["--max_new_tokens", "-3"], "max_new_tokens=-3"),
         (["--num_samples", "0"], "num_samples=0"),
+        (["--yarn_factor", "0", "--pos_mode", "rove+yarn"], "yarn_factor=0.0"),
+        (["--seed", "99999999999999999999"], "seed=99999999999999999999"),
         (["--prompt", "FILE:no/such"], "no/such"),
         (["--yarn_factor", "0.5", "--pos_mode", "rove+yarn"], "yarn_factor=0.5"),
         (["--pos_mode", "rope"], "--allow_retrofit"),
@@ -371,3 +385,12 @@ def test_text_beyond_the_window_goes_on_with_a_notice(trained):
     assert "warning: text outgrows the window of 32 tokens" in result.stderr
     result = run_script(*run, "--max_new_tokens", "3", "--prompt", "x" * 50)
     assert "cropped" in result.stderr and "x" * 50 in result.stdout
+
+
+def test_a_prompt_file_that_is_not_utf8_is_named(trained, tmp_path, capsys):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(SystemExit) as stop:
+        sample.main(
+            ["--checkpoint", str(trained / "rove"), "--prompt", f"FILE:{tmp_path}/latin.txt"]
+        )
+    assert stop.value.code == 2 and "latin.txt: not UTF-8 at byte 3" in capsys.readouterr().err

@@ -193,3 +193,30 @@ def test_data_hash_follows_contents_not_place(tmp_path):
     changed = shard_bytes(np.zeros(SIZES[0]))
     (tmp_path / "b" / "other_train_000000.bin").write_bytes(changed)
     assert open_split(tmp_path / "a", "train").sha256 != open_split(tmp_path / "b", "train").sha256
+
+
+def broken(manifest):
+    """Manifests with one thing wrong."""
+    yield manifest | {"eot_id": 10**9}
+    yield manifest | {"shards": []}
+    yield manifest | {"shards": manifest["shards"] * 2}
+    yield manifest | {"settings": "text"}
+    yield manifest | {"tokenizer": manifest["tokenizer"] | {"vocab_size": 257.5}}
+    yield manifest | {"tokenizer": {"vocab_size": 257}}
+    yield manifest | {"shards": [manifest["shards"][0] | {"max_id": "299"}]}
+    yield manifest | {"shards": [{"file": "x_train_000000.bin"}]}
+    yield manifest | {"shards": [manifest["shards"][0] | {"file": "../../x_train_000000.bin"}]}
+    yield [1]
+
+
+def test_a_broken_manifest_is_refused_by_name(tmp_path):
+    write(tmp_path)
+    write_manifest(tmp_path)
+    path = tmp_path / shards.MANIFEST
+    for content in broken(json.loads(path.read_text())):
+        path.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match="manifest.json"):
+            open_split(tmp_path, "train")
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="manifest.json: not a manifest"):
+        open_split(tmp_path, "train")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -14,7 +15,7 @@ from rove import device as dev
 from rove.checkpoint import load_checkpoint
 from rove.metrics import read_metrics
 from rove.optim import learning_rate
-from rove.shards import split_batch
+from rove.shards import BatchOrder, split_batch
 
 
 @pytest.fixture(scope="module")
@@ -219,17 +220,38 @@ def test_a_run_of_two_ranks_goes_on_with_one(by_ranks, data):
 
 
 def test_splits_of_the_batch():
-    def split(ranks, micro, tokens=524288, T=1024):
-        return split_batch(tokens, micro, T, ranks)
+    for ranks in (1, 2, 3, 4, 5, 8):
+        for micro in (1, 3, 16, 1000):
+            for sequences in range(1, 65):
+                tokens = sequences * 128
+                if sequences % ranks == 0:
+                    size, accumulate = split_batch(tokens, micro, 128, ranks)
+                    assert size * accumulate * ranks == sequences and size <= micro
+                else:
+                    with pytest.raises(ValueError, match=f"{ranks} ranks x 128 tokens") as error:
+                        split_batch(tokens, micro, 128, ranks)
+                    near = [int(n) for n in re.findall(r"\d+", str(error.value).split("try ")[1])]
+                    assert near == sorted(set(near)) and max(near) - ranks * 128 < tokens
+                    assert all(split_batch(n, micro, 128, ranks) for n in near)
+    assert split_batch(524288, 16, 1024, 8) == (16, 4)
+    assert split_batch(4096, 24, 128, 1) == (16, 2)
 
-    for ranks in (1, 2, 4, 8):
-        micro, accumulate = split(ranks, 16)
-        assert micro * accumulate * ranks * 1024 == 524288
-    assert split(8, 1000) == (64, 1)  # a micro-batch larger than the share is the share
-    with pytest.raises(ValueError, match=r"3 ranks.*491520 or 540672"):
-        split(3, 16)
-    with pytest.raises(ValueError, match="try"):
-        split(1, 24)
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_all_ranks_together_read_each_window_of_an_epoch_once(ranks):
+    order, sequences, steps = BatchOrder(n_windows=80, seed=3), 16, 5  # 5 steps are an epoch
+    size, accumulate = split_batch(sequences * 8, 2, 8, ranks)
+    seen = []
+    for step in range(1, steps + 1):
+        parts = [
+            order.part(step, sequences, micro * ranks + rank, accumulate * ranks)
+            for micro in range(accumulate)
+            for rank in range(ranks)
+        ]
+        assert all(len(part) == size for part in parts)
+        seen += [window for part in parts for window in part]
+    assert sorted(seen) == list(range(80))
+    assert seen == list(order.indices(0, 80))
 
 
 def test_learning_rate_is_warm_up_and_cosine():
@@ -350,6 +372,103 @@ def test_every_wrapper_saves_and_loads_the_same_names(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+def test_the_best_loss_survives_a_resume(data, tmp_path, monkeypatch):
+    losses = iter([1.0, 2.0, 1.5])
+    monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
+    run(data, tmp_path / "run")
+    run(data, tmp_path / "run", train__max_steps=12, train__resume="auto")
+    best = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
+    assert (best["step"], best["val_loss"]) == (4, 1.0)
+    assert load_checkpoint(tmp_path / "run")["best_val_loss"] == 1.0
+    assert (tmp_path / "run/checkpoints" / best["file"]).exists()
+
+
+def test_evaluation_draws_no_random_numbers(data, tmp_path):
+    often = run(data, tmp_path / "often", model__dropout=0.2, train__eval_interval=1)
+    rarely = run(data, tmp_path / "rarely", model__dropout=0.2, train__eval_interval=8)
+    assert [r["train/loss"] for r in often] == [r["train/loss"] for r in rarely]
+    plain = run(data, tmp_path / "plain")
+    assert plain[0]["train/loss"] != often[0]["train/loss"], "dropout is on"
+
+
+def test_bf16_is_used_when_asked_for(data, tmp_path, monkeypatch):
+    seen = []
+    forward = GPT.forward
+
+    def watched(self, *arguments):
+        seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(GPT, "forward", watched)
+    half = run(data, tmp_path / "half", train__dtype="bfloat16")
+    assert set(seen) == {torch.bfloat16}
+    seen.clear()
+    full = run(data, tmp_path / "full", train__dtype="float32")
+    assert set(seen) == {None}
+    difference = abs(half[-1]["train/loss"] - full[-1]["train/loss"])
+    assert 0 < difference < 0.02
+
+
+def test_the_optimizer_is_the_recipes(data, tmp_path, monkeypatch):
+    clip, limits = torch.nn.utils.clip_grad_norm_, []
+    monkeypatch.setattr(
+        train.nn.utils, "clip_grad_norm_", lambda p, limit: limits.append(limit) or clip(p, limit)
+    )
+    made, make_optimizer = [], train.make_optimizer
+    monkeypatch.setattr(
+        train, "make_optimizer", lambda m, o: made.append((m, make_optimizer(m, o))) or made[0][1]
+    )
+    changes = {"optim__beta1": 0.8, "optim__beta2": 0.9, "optim__weight_decay": 0.3}
+    rows = run(data, tmp_path / "run", optim__grad_clip=0.25, model__bias="true", **changes)
+    assert set(limits) == {0.25}
+    model, optimizer = made[0]
+    decayed, plain = optimizer.param_groups
+    assert decayed["betas"] == plain["betas"] == (0.8, 0.9)
+    assert decayed["weight_decay"] == 0.3 and plain["weight_decay"] == 0
+    assert all(p.dim() == 2 for p in decayed["params"]) and all(
+        p.dim() == 1 for p in plain["params"]
+    )
+    n_all = len(list(model.parameters()))
+    assert len(decayed["params"]) + len(plain["params"]) == n_all
+    assert decayed["lr"] == rows[-1]["lr"] == pytest.approx(3e-4)
+
+
+def test_ranks_draw_their_own_dropout(by_ranks):
+    states = load_checkpoint(by_ranks / "run2")["rng"]
+    assert len(states) in (1, 2)
+    if len(states) == 2:
+        assert not torch.equal(states[0]["cpu"], states[1]["cpu"])
+
+
+def test_dry_run_writes_nothing(data, tmp_path, capsys):
+    train.main([*tiny_flags(data, tmp_path / "run"), "--dry_run"])
+    assert not (tmp_path / "run").exists() and "8 steps of 256 tokens" in capsys.readouterr().out
+
+
+def test_compiled_and_plain_runs_go_on_as_each_other(data, tmp_path, monkeypatch):
+    compiled = []
+
+    def cheap(self):
+        compiled.append(self)
+        torch.nn.Module.compile(self, backend="eager")
+
+    monkeypatch.setattr(GPT, "compile", cheap, raising=False)
+    monkeypatch.setattr(dev, "missing_compiler", lambda device: None)
+    straight = run(data, tmp_path / "straight")
+    for first, second in (("true", "false"), ("false", "true")):
+        out = tmp_path / first
+        run(
+            data, out, train__compile=first, train__checkpoint_interval=4, train__keep_checkpoints=9
+        )
+        (out / "checkpoints/latest.json").unlink()
+        (out / "checkpoints/step_00000008.pt").unlink()
+        rows = run(data, out, train__compile=second, train__resume="auto")
+        for a, b in zip(straight, rows, strict=True):
+            assert abs(a["train/loss"] - b["train/loss"]) < 1e-5
+        assert not any("_orig_mod" in name for name in load_checkpoint(out)["model"])
+    assert len(compiled) == 2
+
+
 # ---------------------------------------------------------------- compiler
 
 
@@ -386,7 +505,8 @@ def test_compile_auto_on_a_cpu_is_for_long_runs():
         ({"model__n_embd": 34, "model__n_head": 2}, ["n_embd=34", "even head_dim"]),
         ({"model__n_embd": 33}, ["n_embd=33", "n_head=2"]),
         ({"train__tokens_per_step": 250}, ["tokens_per_step=250", "224 or 256"]),
-        ({"train__micro_batch_size": 3}, ["tokens_per_step=256", "192 or 288"]),
+        ({"train__micro_batch_size": 0}, ["micro_batch_size=0", "at least 1"]),
+        ({"seed": 2**63}, ["seed=9223372036854775808", "2^63"]),
         ({"model__block_size": 4096, "train__tokens_per_step": 4096}, ["val", "block_size=4096"]),
         ({"model__vocab_size": 256}, ["vocab_size=256", "257"]),
         ({"model__pos_mode": "rove+yarn", "model__yarn_factor": 4}, ["yarn_factor", "train at 1"]),
@@ -442,6 +562,51 @@ def test_wrong_folders_and_files_are_one_line(data, tmp_path, capsys):
     torch.save({"format": 1}, tmp_path / "dict.pt")
     for name in ("nothing", "empty", "text.pt", "other.pt", "dict.pt"):
         assert name in refusal(capsys, sample, ["--checkpoint", tmp_path / name])
+
+
+def misfits(saved):
+    """Checkpoints that are whole files but make no model."""
+    weights, config, name = saved["model"], saved["model_config"], "transformer.ln_f.weight"
+    fewer = {key: value for key, value in config.items() if key != "rope_theta"}
+    yield saved | {"model": {k: v for k, v in weights.items() if k != name}}
+    yield saved | {"model": weights | {"extra": torch.zeros(1)}}
+    yield saved | {"model": weights | {name: torch.zeros(7)}}
+    yield saved | {"model": weights | {name: "text"}}
+    yield saved | {"model": [1]}
+    yield saved | {"model_config": [1]}
+    yield saved | {"model_config": config | {"n_layer": 5}}
+    yield saved | {"model_config": config | {"n_head": "4"}}
+    yield saved | {"model_config": config | {"vocab_size": None}}
+    yield saved | {"model_config": config | {"rotary_pairing": "neighbours"}}
+    yield saved | {"model_config": config | {"new": 1}}
+    yield saved | {"model_config": fewer}
+    yield saved | {"tokenizer": {}}
+    yield saved | {"tokenizer": None}
+    yield saved | {"tokenizer": saved["tokenizer"] | {"vocab_size": 300}}
+    yield saved | {"tokenizer": saved["tokenizer"] | {"name": "gpt2"}}
+    yield saved | {"format": torch.tensor(1)}
+    yield saved | {"format": 99}
+    yield saved | {"model": weights | {name: weights[name] * math.nan}}
+    yield {key: value for key, value in saved.items() if key != "rng"}
+
+
+def test_checkpoints_that_make_no_model_are_one_line(data, tmp_path, capsys):
+    import sample
+
+    run(data, tmp_path / "run", train__max_steps=1)
+    saved = load_checkpoint(tmp_path / "run")
+    saved.pop("file")
+    for number, content in enumerate(misfits(saved)):
+        path = tmp_path / f"{number}.pt"
+        torch.save(content, path)
+        assert path.name in refusal(capsys, sample, ["--checkpoint", path, "--prompt", "x"]), number
+    whole = next((tmp_path / "run/checkpoints").glob("*.pt"))
+    middle = whole.stat().st_size // 2
+    content = whole.read_bytes()
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    (tmp_path / "flipped.pt").write_bytes(flipped)
+    error = refusal(capsys, sample, ["--checkpoint", tmp_path / "flipped.pt"])
+    assert "flipped.pt" in error and "damaged" in error
 
 
 def test_a_checkpoint_with_a_command_is_refused_and_nothing_runs(tmp_path, capsys):

@@ -119,6 +119,8 @@ def packed_result(
     """Return the result row of one length from text_sums of all blocks, (n_blocks, 2)."""
     tokens = targets.n_blocks * targets.block_size
     nll = float(sums[:, 0].sum()) / tokens
+    if not math.isfinite(nll):
+        raise ValueError(f"length {length}: the loss is not finite; are the weights?")
     bits_per_byte = None
     if token_bytes is not None:
         n_bytes = int(token_bytes[targets.ids[1 : tokens + 1]].sum())
