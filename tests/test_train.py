@@ -157,6 +157,17 @@ def test_resume_refuses_another_model_and_lists_other_changes(data, tmp_path, ca
     assert "other data" in refusal(capsys, train, flags)
 
 
+def test_a_changed_environment_is_named(data, tmp_path, capsys):
+    run(data, tmp_path / "run", train__max_steps=2)
+    torch.set_num_threads(2)
+    try:
+        run(data, tmp_path / "run", train__max_steps=2, train__resume="auto")
+    finally:
+        torch.set_num_threads(1)
+    shown = capsys.readouterr().out
+    assert "warning: threads was 1, is now 2" in shown and shown.count("warning:") == 1
+
+
 def test_a_second_writer_is_refused(data, tmp_path):
     from rove.checkpoint import lock_run
 
