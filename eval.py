@@ -21,6 +21,7 @@ from model import GPT, PosMode
 from rove import checkpoint as ckpt
 from rove import device as dev
 from rove import distributed as dist
+from rove import runs
 from rove.config import load, user_errors
 from rove.evals import perplexity as ppl
 from rove.files import write_json
@@ -79,7 +80,7 @@ def open_model(s: Common, device: torch.device) -> tuple[GPT, dict[str, Any]]:
 def open_data(folder: str | None, run: Path, saved: dict[str, Any], say: Any) -> TokenData:
     """Return the validation split of `folder`, or of the run's data; its vocabulary must fit."""
     if folder is None:
-        folder = ckpt.read_run_config(run).get("data", {}).get("dir")
+        folder = runs.read_run_config(run).get("data", {}).get("dir")
         if folder is None or not Path(folder).is_dir():
             raise ValueError(f"--data: the run's data folder ({folder}) is not here; name one")
     val = open_split(folder, "val", say)
@@ -111,7 +112,7 @@ def set_factor(model: GPT, s: Common, length: int) -> dict[str, Any]:
 def perplexity(argv: list[str]) -> None:
     """Run `eval.py perplexity`."""
     s = load(Perplexity, argv, prog="eval.py perplexity", description=ppl.__doc__)
-    world, run = dist.read_world(), ckpt.run_of(s.checkpoint)
+    world, run = dist.read_world(), runs.run_of(s.checkpoint)
     say = tqdm.write if world.is_main else (lambda line: None)
     device = dev.resolve_device(s.device, world.local_rank)
     model, saved = open_model(s, device)

@@ -28,9 +28,9 @@ from model import GPT, GPTConfig
 from rove import checkpoint as ckpt
 from rove import device as dev
 from rove import distributed as dist
-from rove.config import flatten, load, to_dict, to_yaml, user_errors
-from rove.files import write_atomic
-from rove.metrics import Metrics, Wandb, fetch_losses, trim_metrics
+from rove import runs
+from rove.config import flatten, load, to_dict, user_errors
+from rove.metrics import fetch_losses, open_metrics
 from rove.optim import learning_rate, make_optimizer
 from rove.shards import BatchOrder, TokenData, open_split, split_batch
 from rove.signals import StopSignals
@@ -173,9 +173,7 @@ def main(argv: list[str]) -> None:
     t, T, run = config.train, config.model.block_size, Path(config.out_dir)
     world = dist.read_world()
 
-    def say(line: str) -> None:
-        if world.is_main:
-            tqdm.write(line)
+    say = partial(dist.say, world)
 
     # What to run, checked before anything is written
     with user_errors():
@@ -198,6 +196,7 @@ def main(argv: list[str]) -> None:
         order = BatchOrder(data.n_windows(T), config.seed)
         fingerprint: dict[str, Any] = {"train": data.sha256, "val": val.sha256}
         fingerprint |= {"order": order.fingerprint(), "seed": config.seed}
+        fingerprint |= {"tokens_per_step": t.tokens_per_step}
         torch.manual_seed(config.seed)
         model = GPT(config.model).to(device)
         n_params = sum(p.numel() for p in model.parameters())
@@ -206,7 +205,7 @@ def main(argv: list[str]) -> None:
         compiles, notice = dev.resolve_compile(t.compile, device, run_flops / world.size)
         if config.optim.warmup_steps > t.max_steps:
             notice += f" warm-up ({config.optim.warmup_steps} steps) is longer than the run"
-    environment = dev.environment(device, compiles)
+    environment = dev.environment(device, compiles) | {"dtype": str(dtype)}
     how = f"{environment['device']}, {dtype}, {'compiled' if compiles else 'eager'}"
     batch = f"{world.size} ranks x {grad_accum_steps} x {micro_batch_size} sequences x {T} tokens"
     epochs = t.max_steps * t.tokens_per_step / data.n_tokens
@@ -222,27 +221,27 @@ def main(argv: list[str]) -> None:
     # The run folder: a new run, or the one that is there and what it had reached
     with user_errors():
         dist.connect(world, device, t.dist_timeout_s)
-        lock = dist.on_main(world, lambda: ckpt.lock_run(run))  # held until the process ends
-        fixed, free = ("model.", "seed", "train.tokens_per_step"), ("train.resume", "out_dir")
-        resume = t.resume == "auto" or world.restarts > 0
-        found = dist.on_main(world, lambda: ckpt.find_run(run, config, resume, fixed, free))
+        lock = dist.on_main(world, lambda: runs.lock_run(run))  # held until the process ends
+        fixed = ("model.", "seed", "train.tokens_per_step")
+        resume = t.resume == "auto" or dist.has_started()
+        found = dist.on_main(world, lambda: runs.find_run(run, config, resume, fixed, say))
         resume_from = dist.gather(found)[0]
+        dist.note_start()
         optimizer, scaler = make_optimizer(model, config.optim), dev.make_scaler(device, dtype)
         start, best_val_loss, wandb_id, rng = 0, math.inf, None, []
         if resume_from is not None:
-            saved = ckpt.restore(resume_from, fingerprint, model, optimizer, scaler)
+            expected = {"data": fingerprint, "model_config": config.model.stored()}
+            saved = ckpt.restore(resume_from, expected, model, optimizer, scaler)
             start, best_val_loss, rng = saved["step"], saved["best_val_loss"], saved["rng"]
             wandb_id = saved["wandb_run_id"]
             say(f"resumed from {resume_from} at step {start}")
             for key, before in saved["environment"].items():
-                if before != environment[key]:
-                    say(f"warning: {key} was {before}, is now {environment[key]}: rounding differs")
-    metrics = None
-    if world.is_main:
-        write_atomic(run / "config.yaml", lambda file: file.write(to_yaml(config).encode()))
-        trim_metrics(run, start)
-        wandb = Wandb(config.log, run, wandb_id, to_dict(config))
-        metrics, wandb_id = Metrics(run, wandb), wandb.id
+                if before != (now := environment.get(key)):
+                    say(f"warning: {key} was {before}, is now {now}: results can differ")
+            if start > t.max_steps:
+                say(f"notice: that is beyond train.max_steps={t.max_steps}; nothing is trained")
+        log = partial(open_metrics, run, start, config, config.log, wandb_id)
+        metrics = dist.on_main(world, log)
     if compiles:
         model.compile()
     ddp: Any = model
@@ -317,8 +316,10 @@ def main(argv: list[str]) -> None:
             state |= {"step": step, "tokens": step * t.tokens_per_step, "data": fingerprint}
             best = val_loss if is_best else best_val_loss
             state |= {"tokenizer": data.tokenizer, "best_val_loss": best}
-            state |= {"wandb_run_id": wandb_id, "environment": environment}
-            fault = ckpt.try_to_save(run, state, is_best, t.keep_checkpoints) if metrics else None
+            state |= {"wandb_run_id": metrics and metrics.wandb.id, "environment": environment}
+            fault = metrics and metrics.sync()
+            if metrics and not fault:
+                fault = ckpt.try_to_save(run, state, is_best, t.keep_checkpoints)
             fault = dist.gather(fault)[0]
             if fault and (ends or t.on_save_error == "stop"):
                 raise SystemExit(f"error: step {step} is not saved: {fault}")

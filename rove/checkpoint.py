@@ -1,96 +1,62 @@
-"""Run folders: atomic checkpoints, strict loading, one writer.
+"""Checkpoints: written atomically, trusted by their hash, read without running anything.
 
-A run folder holds config.yaml, metrics.jsonl, .lock, eval/ and checkpoints/, where
-`step_00001000.pt` files lie beside `latest.json` and `best.json`, which name one of them with its
-size and hash. A file appears under its name only when it is whole and on disk.
+`checkpoints/step_00001000.pt` files lie beside `latest.json` and `best.json`, which name one of
+them with its size and hash. A file appears under its name only when it is whole and on disk.
 """
 
-import fcntl
 import json
 import pickle
+import re
 import warnings
 import zipfile
-import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
-from rove.config import flatten, load, to_dict
 from rove.files import sha256_of, write_atomic, write_json
 
 FORMAT = 1
+STEP_FILE = re.compile(r"step_\d{8,}\.pt")
 KEYS = {
     *("format", "model", "model_config", "optimizer", "scaler", "step", "tokens", "rng"),
     *("tokenizer", "data", "best_val_loss", "wandb_run_id", "environment"),
 }
 
 
-def lock_run(run: Path) -> IO[str]:
-    """Take the folder's only writer's place until the returned file is closed or the process ends.
-
-    Raises ValueError while another process holds it. What a killed writer left half-written goes.
-    """
-    run.mkdir(parents=True, exist_ok=True)
-    lock = (run / ".lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise ValueError(f"{run}: another process is training here; end it first") from None
-    for temporary in [*run.glob("*.tmp"), *run.glob("checkpoints/*.tmp")]:
-        temporary.unlink()
-    return lock
-
-
-def find_run(
-    run: Path, config: Any, resume: bool, fixed: tuple[str, ...], free: tuple[str, ...]
-) -> Path | None:
-    """Return the checkpoint to go on from, or None for a run that starts (or never saved).
-
-    Raises ValueError when the folder holds a run and `resume` is false, or when a setting whose
-    dotted key begins with one of `fixed` differs from the run's; other differences are printed,
-    but for those in `free`.
-    """
-    if not any((run / name).exists() for name in ("config.yaml", "metrics.jsonl", "checkpoints")):
-        return None
-    if not resume:
-        ways = "--train.resume auto continues it, another --out_dir starts a new one"
-        raise ValueError(f"{run} holds a run: {ways}")
-    if (run / "config.yaml").exists():
-        saved = flatten(to_dict(load(type(config), ["--config", str(run / "config.yaml")])))
-        for key, value in flatten(to_dict(config)).items():
-            if value != saved[key] and key.startswith(fixed):
-                raise ValueError(f"{key}={value}: the run in {run} has {saved[key]}; keep that")
-            if value != saved[key] and key not in free:
-                print(f"resume: {key} was {saved[key]}, is now {value}")
-    return latest_path(run)
-
-
 def save_checkpoint(run: Path, checkpoint: dict[str, Any], is_best: bool, keep: int) -> Path:
     """Write a checkpoint atomically, point latest.json (and best.json) at it, prune older ones.
 
     checkpoint: the keys of KEYS, plain types and tensors. The last `keep` and the best are kept;
-    latest.json lists those before it too, so that they can be trusted if it fails.
+    latest.json lists them, so that they can be trusted if the newest or best.json fails.
     """
     assert set(checkpoint) == KEYS, KEYS ^ set(checkpoint)
     folder = run / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{checkpoint['step']:08d}.pt"
-    sha256 = write_atomic(path, lambda file: torch.save(checkpoint, file))  # type: ignore[arg-type]
-    entry = {"file": path.name, "step": checkpoint["step"], "size_bytes": path.stat().st_size}
-    entry["sha256"] = sha256
-    older = [old for old in _entries(folder) if old["file"] != path.name]
-    if is_best:
-        write_json(folder / "best.json", {**entry, "val_loss": checkpoint["best_val_loss"]})
-    write_json(folder / "latest.json", {**entry, "older": older[:keep]})
-    best = _pointer(folder / "best.json").get("file")
-    kept = {path.name, best, *(old["file"] for old in older[: keep - 1])}
-    for file in folder.glob("step_*.pt"):
-        if file.name not in kept:
-            file.unlink()
+    step = checkpoint["step"]
+    path = folder / f"step_{step:08d}.pt"
+    before = vouched_entries(folder)
+    best = _entry(_pointer(folder / "best.json")) or _entry(
+        _pointer(folder / "latest.json", "best")
+    )
+    try:
+        sha256 = write_atomic(path, lambda file: torch.save(checkpoint, file))  # type: ignore[arg-type]
+        size_bytes = path.stat().st_size
+        entry = {"file": path.name, "step": step, "size_bytes": size_bytes, "sha256": sha256}
+        if is_best:
+            best = entry | {"val_loss": checkpoint["best_val_loss"]}
+        if is_best or best != _pointer(folder / "best.json"):
+            write_json(folder / "best.json", best or {})
+        before = [old for old in before if old["step"] < step]
+        latest = entry | {"older": before[: max(keep - 1, 1)], "best": best}
+        write_json(folder / "latest.json", latest)
+        before = [entry, *before[: keep - 1]]
+    finally:  # also when it failed, or checkpoints that nothing vouches for would pile up
+        kept = {old["file"] for old in (*before, best) if old}
+        for file in step_files(folder):
+            if file.name not in kept:
+                file.unlink()
     return path
 
 
@@ -103,57 +69,61 @@ def try_to_save(run: Path, checkpoint: dict[str, Any], is_best: bool, keep: int)
         return " ".join(str(error).split())[:200] or repr(error)
 
 
-def _entries(folder: Path) -> list[dict[str, Any]]:
-    """Return the checkpoints that latest.json vouches for, the newest first."""
+def step_files(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder that bear our names, the newest first."""
+    found = (path for path in folder.glob("step_*.pt") if STEP_FILE.fullmatch(path.name))
+    return sorted(found, key=lambda path: int(path.stem.split("_")[1]), reverse=True)
+
+
+def _entry(value: Any) -> dict[str, Any] | None:
+    """Return what latest.json or best.json says of a checkpoint, None where that makes no sense."""
+    types = {"file": str, "step": int, "size_bytes": int, "sha256": str}
+    if not isinstance(value, dict) or any(type(value.get(k)) is not t for k, t in types.items()):
+        return None
+    return value if STEP_FILE.fullmatch(value["file"]) else None
+
+
+def vouched_entries(folder: Path) -> list[dict[str, Any]]:
+    """Return the checkpoints that latest.json and best.json vouch for, the newest first."""
     latest = _pointer(folder / "latest.json")
-    older = latest.pop("older", [])
-    keys = {"file", "step", "size_bytes", "sha256"}
-    return [dict(entry) for entry in (latest, *older) if keys <= set(entry)]
+    older = latest.get("older")
+    named = [latest, *(older if isinstance(older, list) else []), latest.get("best")]
+    named.append(_pointer(folder / "best.json"))
+    found = {entry["file"]: entry for entry in map(_entry, named[::-1]) if entry}
+    return sorted(found.values(), key=lambda entry: int(entry["step"]), reverse=True)
 
 
-def _pointer(path: Path) -> dict[str, Any]:
+def _pointer(path: Path, key: str | None = None) -> dict[str, Any]:
+    """Return the JSON object in a file, or the one under a key of it; empty when there is none."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def run_of(checkpoint: str | Path) -> Path:
-    """Return the run folder of a checkpoint argument, or the folder that a lone file lies in."""
-    path = Path(checkpoint)
-    if path.is_dir():
-        return path
-    return path.parent.parent if path.parent.name == "checkpoints" else path.parent
-
-
-def read_run_config(run: Path) -> dict[str, Any]:
-    """Return config.yaml of a run folder as a plain dict; empty when there is none to read."""
-    try:
-        return dict(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return dict(content if key is None else content[key])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
 
 
 def latest_path(run: Path) -> Path | None:
     """Return the newest checkpoint of a run folder that can be trusted, None when it has none.
 
-    It must have the size and hash that latest.json notes; otherwise, with a warning, the one
-    before it is taken. Raises ValueError when there are some and none is whole.
+    It must have the size and hash that latest.json or best.json notes; otherwise, with a warning,
+    the one before it is taken. Raises ValueError when there are some and none is whole.
     """
     folder = run / "checkpoints"
-    for entry in _entries(folder):
+    vouched = vouched_entries(folder)
+    for entry in vouched:
         path = folder / entry["file"]
         right_size = path.exists() and path.stat().st_size == entry["size_bytes"]
         if right_size and sha256_of(path) == entry["sha256"]:
             return path
         warnings.warn(f"{path} is damaged or gone: trying the one before", stacklevel=2)
-    for path in sorted(folder.glob("step_*.pt"), reverse=True):  # no latest.json to go by
-        try:
-            read_checkpoint(path)
-            return path
-        except ValueError as error:
-            warnings.warn(str(error), stacklevel=2)
-    if any(folder.glob("step_*.pt")):
+    for path in step_files(folder):  # what no JSON file speaks of, perhaps because they are gone
+        if path.name not in {entry["file"] for entry in vouched}:
+            try:
+                read_checkpoint(path)
+                return path
+            except ValueError as error:
+                warnings.warn(str(error), stacklevel=2)
+    if vouched or step_files(folder):
         raise ValueError(f"{folder}: no checkpoint there is whole; train in another --out_dir")
     return None
 
@@ -170,7 +140,7 @@ def read_checkpoint(path: Path, trusted: bool = False) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: refused, as it holds more than plain types") from error
-    except (RuntimeError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # damaged files make zipfile and torch raise many kinds
         raise ValueError(f"{path}: no checkpoint, or a damaged one ({error!r:.80})") from error
     if not _is_checkpoint(checkpoint):
         raise ValueError(f"{path}: not a checkpoint of this project, format {FORMAT}")
@@ -205,15 +175,16 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def restore(
-    path: Path, fingerprint: dict[str, Any], model: nn.Module, optimizer: Any, scaler: Any
+    path: Path, expected: dict[str, Any], model: nn.Module, optimizer: Any, scaler: Any
 ) -> dict[str, Any]:
     """Put a checkpoint into model, optimizer and (in fp16) scaler; return all but their states.
 
-    Raises ValueError when it was trained on other data or in another order.
+    expected: its `data` and `model_config`. Raises ValueError when one of them is another.
     """
     saved = read_checkpoint(path, trusted=True)
-    if saved["data"] != fingerprint:
-        raise ValueError(f"{path}: was trained on other data or in another order than asked for")
+    for key, value in expected.items():
+        if saved[key] != value:
+            raise ValueError(f"{path}: its {key} differ from what is asked for (data, seed, batch)")
     model.load_state_dict(saved.pop("model"))
     optimizer.load_state_dict(saved.pop("optimizer"))
     scaler_state = saved.pop("scaler")

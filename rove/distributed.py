@@ -6,6 +6,7 @@ long as another rank works (a slow evaluation, rank 0 saving) and fails at once 
 """
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 T = TypeVar("T")
 CONNECT_TIMEOUT = timedelta(minutes=10)
@@ -43,6 +45,7 @@ def read_world() -> World:
 
 class _Control:
     group: Any = None
+    store: Any = None
 
 
 def connect(world: World, device: torch.device, timeout_s: float) -> None:
@@ -51,10 +54,35 @@ def connect(world: World, device: torch.device, timeout_s: float) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=timeout_s)
         # torchrun's store outlives a restart: without a prefix ranks can meet dead ones' addresses
-        store, rank, size = next(dist.rendezvous("env://", timeout=CONNECT_TIMEOUT))
-        store = dist.PrefixStore(f"attempt_{world.restarts}", store)
+        _Control.store, rank, size = next(dist.rendezvous("env://", timeout=CONNECT_TIMEOUT))
+        store = dist.PrefixStore(f"attempt_{world.restarts}", _Control.store)
+        store.set(f"here_{rank}", "yes")  # the group's own timeout starts once all have come
+        store.wait([f"here_{other}" for other in range(size)], CONNECT_TIMEOUT)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         _Control.group = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+
+
+def say(world: World, line: str) -> None:
+    """Print a line on rank 0, above the progress bar.
+
+    A full log disk or a reader that went away is not worth a run: from then on it is silent.
+    """
+    if world.is_main:
+        try:
+            tqdm.write(line)
+        except OSError:
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def note_start() -> None:
+    """Remember, across restarts by torchrun, that this job has begun its run."""
+    if _Control.store is not None:
+        _Control.store.set("started", "yes")
+
+
+def has_started() -> bool:
+    """Whether this job began its run before torchrun restarted it."""
+    return _Control.store is not None and bool(_Control.store.check(["started"]))
 
 
 def disconnect() -> None:
@@ -62,7 +90,7 @@ def disconnect() -> None:
     if dist.is_initialized():
         gather(None)
         dist.destroy_process_group()
-        _Control.group = None
+        _Control.group = _Control.store = None
 
 
 def gather(value: T) -> list[T]:

@@ -1,6 +1,7 @@
 """What a run reports: metrics.jsonl always, wandb beside it when asked for."""
 
 import json
+import os
 import queue
 import threading
 import warnings
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 
 from rove import distributed as dist
+from rove.config import to_dict, to_yaml
 from rove.files import write_atomic
 
 METRICS = "metrics.jsonl"
-FINISH_S = 60.0
+INIT_S, FINISH_S = 60.0, 60.0  # longest waits for wandb
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -22,15 +24,19 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_bytes().split(b"\n") if path.exists() else []:
         try:
-            rows.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
+            row = dict(json.loads(line))
+        except (ValueError, TypeError, RecursionError):
             continue
+        if type(row.get("step")) is int:
+            rows.append(row)
     return rows
 
 
 def trim_metrics(run: Path, last_step: int) -> None:
     """Keep the rows up to last_step, each step once: what a resumed run will not write again."""
     rows = {row["step"]: row for row in read_metrics(run) if row["step"] <= last_step}
+    if missing := sorted(set(range(1, last_step + 1)) - set(rows)):
+        warnings.warn(f"{METRICS} lacks {len(missing)} steps from {missing[0]} on", stacklevel=2)
     text = "".join(json.dumps(rows[step]) + "\n" for step in sorted(rows))
     write_atomic(run / METRICS, lambda file: file.write(text.encode()))
 
@@ -47,25 +53,13 @@ class Wandb:
         self.run: Any = None
         self.id = run_id
         self.rows: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self.thread = threading.Thread(target=self._work, daemon=True)
-        if log.wandb == "disabled":
-            return
-        try:
-            import wandb
-
-            self.run = wandb.init(
-                mode=log.wandb,
-                dir=str(run),
-                project=log.wandb_project,
-                name=log.run_name or run.name,
-                id=run_id,
-                resume="allow",
-                config=config,
-            )
-            self.id = self.run.id
+        self.thread = threading.Thread(target=self._work, args=(log, run, config), daemon=True)
+        self.begun = threading.Event()
+        if log.wandb != "disabled":
+            self.run = self  # stands for the run to come
             self.thread.start()
-        except Exception as error:  # wandb raises many kinds; training goes on without it
-            self._give_up(error)
+            if not self.begun.wait(INIT_S):
+                self._give_up(TimeoutError(f"no answer in {INIT_S} s"))
 
     def log(self, row: dict[str, Any]) -> None:
         """Hand over one row of metrics; returns at once."""
@@ -80,17 +74,32 @@ class Wandb:
             if self.thread.is_alive():
                 self._give_up(TimeoutError(f"not done {FINISH_S} s after training"))
 
-    def _work(self) -> None:
+    def _work(self, log: Any, run: Path, config: dict[str, Any]) -> None:
         try:
-            while (row := self.rows.get()) is not None:
-                self.run.log(row, step=row["step"])
-            self.run.finish()
-        except Exception as error:
-            self._give_up(error)
+            import wandb
 
-    def _give_up(self, error: Exception) -> None:
+            made = wandb.init(
+                mode=log.wandb,
+                dir=str(run),
+                project=log.wandb_project,
+                name=log.run_name or run.name,
+                id=self.id,
+                resume="allow",
+                config=config,
+            )
+            self.id = made.id
+            self.begun.set()
+            while (row := self.rows.get()) is not None:
+                made.log(row, step=row["step"])
+            made.finish()
+        except BaseException as error:  # wandb raises many kinds, SystemExit among them
+            self._give_up(error)
+            self.begun.set()
+
+    def _give_up(self, error: BaseException) -> None:
+        if self.run is not None:
+            warnings.warn(f"wandb is off from here on: {error!r}; metrics go on", stacklevel=3)
         self.run = None
-        warnings.warn(f"wandb is off from here on: {error!r}; metrics.jsonl goes on", stacklevel=3)
 
 
 class Metrics:
@@ -105,18 +114,37 @@ class Metrics:
         """Append rows, each with its step; what the disk does not take now is kept for later."""
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
         self.waiting += lines.encode()
+        if fault := self._flush():
+            warnings.warn(f"{METRICS}: {fault}; its lines wait in memory", stacklevel=2)
+        for row in rows:
+            self.wandb.log(row)
+
+    def sync(self) -> str | None:
+        """Put every line onto the disk, as a checkpoint must not be ahead; return what failed."""
+        if fault := self._flush():
+            return f"{METRICS}: {fault}"
+        os.fsync(self.file.fileno())
+        return None
+
+    def _flush(self) -> str | None:
         try:
             while self.waiting:
                 self.waiting = self.waiting[self.file.write(self.waiting) :]
         except OSError as error:
-            warnings.warn(f"{METRICS}: {error.strerror}; its lines wait in memory", stacklevel=2)
-        for row in rows:
-            self.wandb.log(row)
+            return error.strerror or repr(error)
+        return None
 
     def close(self) -> None:
         """Close the file and the wandb run."""
         self.file.close()
         self.wandb.finish()
+
+
+def open_metrics(run: Path, last_step: int, config: Any, log: Any, wandb_id: str | None) -> Metrics:
+    """Write config.yaml, keep the rows up to last_step, and return the writer of those to come."""
+    write_atomic(run / "config.yaml", lambda file: file.write(to_yaml(config).encode()))
+    trim_metrics(run, last_step)
+    return Metrics(run, Wandb(log, run, wandb_id, to_dict(config)))
 
 
 def fetch_losses(pending: list[dict[str, Any]], is_fp16: bool) -> None:

@@ -154,7 +154,7 @@ def test_resume_refuses_another_model_and_lists_other_changes(data, tmp_path, ca
     assert "train.max_steps was 2, is now 4" in capsys.readouterr().out
     other = make_data(tmp_path / "other", seed=1)
     flags = tiny_flags(other, out, train__resume="auto", train__max_steps=6)
-    assert "other data" in refusal(capsys, train, flags)
+    assert "its data differ" in refusal(capsys, train, flags)
 
 
 def test_a_changed_environment_is_named(data, tmp_path, capsys):
@@ -169,7 +169,7 @@ def test_a_changed_environment_is_named(data, tmp_path, capsys):
 
 
 def test_a_second_writer_is_refused(data, tmp_path):
-    from rove.checkpoint import lock_run
+    from rove.runs import lock_run
 
     with lock_run(tmp_path / "run"):
         line = refused(run_script("train.py", *tiny_flags(data, tmp_path / "run")))
@@ -391,6 +391,15 @@ def test_the_best_loss_survives_a_resume(data, tmp_path, monkeypatch):
     best = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
     assert (best["step"], best["val_loss"]) == (4, 1.0)
     assert load_checkpoint(tmp_path / "run")["best_val_loss"] == 1.0
+    assert (tmp_path / "run/checkpoints" / best["file"]).exists()
+
+
+def test_a_new_best_is_saved_between_intervals(data, tmp_path, monkeypatch):
+    losses = iter([3.0, 1.0, 2.0, 2.5])
+    monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
+    run(data, tmp_path / "run", train__eval_interval=2, train__checkpoint_interval=100)
+    best = json.loads((tmp_path / "run/checkpoints/best.json").read_text())
+    assert (best["step"], best["val_loss"]) == (4, 1.0)
     assert (tmp_path / "run/checkpoints" / best["file"]).exists()
 
 

@@ -1,7 +1,7 @@
 """train.py with a fault built in, for tests: `python tests/faults/hooked.py FLAGS`, or by torchrun.
 
 HOOK_SLOW_SAVE: seconds that a checkpoint stays a temporary file before it is renamed.
-HOOK_SLOW_EVAL: seconds that every rank's evaluation takes longer.
+HOOK_SLOW_EVAL: seconds that the last rank's evaluation takes longer than the others'.
 HOOK_RAISE: "STEP:RANK:MARKER" raises there once; MARKER is a file that then exists.
 """
 
@@ -34,7 +34,8 @@ def slow_evaluation(seconds):
     evaluate = train.evaluate
 
     def slowly(*arguments):
-        time.sleep(seconds)
+        if str(int(os.environ["WORLD_SIZE"]) - 1) == RANK:
+            time.sleep(seconds)
         return evaluate(*arguments)
 
     train.evaluate = slowly

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from helpers import ROOT, launch, make_data, refused, run_script, tiny_flags, wait_for
+from helpers import ROOT, command_of, launch, make_data, refused, run_script, tiny_flags, wait_for
 
 import train
 from rove.checkpoint import latest_path, load_checkpoint
@@ -169,11 +169,58 @@ def test_metrics_wait_in_memory_while_the_disk_is_full(tmp_path, monkeypatch, co
     metrics.file = Full()
     with pytest.warns(UserWarning, match="No space left"):
         metrics.write([{"step": 2}])
+    assert "No space left" in metrics.sync(), "no checkpoint may be ahead of its metrics"
     metrics.file = real
+    assert metrics.sync() is None
     metrics.write([{"step": 3}])
     metrics.close()
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3]
     count("full disk")
+
+
+def test_a_save_that_fails_after_its_file_leaves_no_orphan(tmp_path, monkeypatch, count):
+    from rove import checkpoint as ckpt
+
+    run = tmp_path / "run"
+    train.main(tiny_flags(make_data(tmp_path / "data"), run, **settings(10)))
+    saved = load_checkpoint(run)
+    saved.pop("file")
+    names = {path.name for path in (run / "checkpoints").iterdir()}
+    write_json = ckpt.write_json
+
+    def full(path, content):
+        if path.name == "latest.json":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_json(path, content)
+
+    monkeypatch.setattr(ckpt, "write_json", full)
+    for step in (15, 20, 25):
+        assert "No space" in ckpt.try_to_save(run, saved | {"step": step}, False, keep=2)
+        assert {path.name for path in (run / "checkpoints").iterdir()} == names
+    monkeypatch.undo()
+    assert ckpt.try_to_save(run, saved | {"step": 15}, False, keep=2) is None
+    assert load_checkpoint(run)["step"] == 15
+    count("full disk after the checkpoint")
+
+
+def test_a_full_log_disk_and_a_closed_pipe_do_not_stop_a_run(tmp_path, count):
+    data = make_data(tmp_path / "data")
+    for name in ("full", "closed"):
+        flags = tiny_flags(data, tmp_path / name, **settings(20))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if name == "full":
+            with open("/dev/full", "w") as full:
+                process = subprocess.Popen(
+                    command_of(["train.py", *flags]), cwd=ROOT, env=environment, stdout=full
+                )
+        else:
+            process = subprocess.Popen(
+                command_of(["train.py", *flags]), cwd=ROOT, env=environment, stdout=subprocess.PIPE
+            )
+            process.stdout.close()
+        assert process.wait(60) == 0
+        assert load_checkpoint(tmp_path / name)["step"] == 20
+        count(f"log {name}")
 
 
 # ---------------------------------------------------------------- damaged files
@@ -208,6 +255,54 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(tmp_path, damage, co
     count(f"checkpoint {damage}")
 
 
+def test_a_flipped_bit_in_the_only_checkpoint_is_refused(tmp_path, count):
+    data, out = make_data(tmp_path / "data"), tmp_path / "run"
+    flags = tiny_flags(data, out, **settings(10), train__keep_checkpoints=1)
+    train.main(flags)
+    for path in (out / "checkpoints").glob("*.pt"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    line = refused(run_script("train.py", *flags, "--train.resume=auto"))
+    assert "no checkpoint there is whole" in line
+    count("checkpoint flipped, the only one")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[1]", "5", '{"file": 5}', '{"older": 5, "best": [1]}', "{"]
+)
+def test_damaged_pointers_lose_nothing(tmp_path, content, count):
+    data, out = make_data(tmp_path / "data"), tmp_path / "run"
+    train.main(tiny_flags(data, tmp_path / "straight", **settings(20)))
+    train.main(tiny_flags(data, out, **settings(20)))
+    folder = out / "checkpoints"
+    best = (folder / "best.json").read_text()
+    (folder / "best.json").write_text(content)
+    train.main(tiny_flags(data, out, **settings(20), train__resume="auto"))
+    assert same_run(tmp_path / "straight", out)
+    (folder / "best.json").write_text(best)
+    (folder / "latest.json").write_text(content)
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{}\n[]\n{"step": null}\n')
+    train.main(tiny_flags(data, out, **settings(20), train__resume="auto"))
+    assert same_run(tmp_path / "straight", out)
+    count("damaged pointer", 2)
+
+
+def test_files_that_are_not_ours_stay(tmp_path, count):
+    data, out = make_data(tmp_path / "data"), tmp_path / "run"
+    train.main(tiny_flags(data, out, **settings(10)))
+    mine = [out / "mine.tmp", out / "checkpoints/step_5_before.pt", out / "checkpoints/notes.tmp"]
+    for path in mine:
+        path.write_text("mine")
+    stale = [out / "config.yaml.tmp", out / "checkpoints/step_00000099.pt.tmp"]
+    for path in stale:
+        path.write_text("half")
+    train.main(tiny_flags(data, out, **settings(15), train__resume="auto"))
+    assert all(path.exists() for path in mine) and not any(path.exists() for path in stale)
+    count("stale temporary file", 2)
+
+
 def test_a_flipped_bit_in_a_shard_is_found_by_verify(tmp_path, count):
     out = tmp_path / "data"
     (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "text {i}"}}\n' for i in range(300)))
@@ -235,7 +330,8 @@ def test_commands_hidden_in_what_is_loaded_do_not_run(tmp_path, count):
 
     newest = latest_path(out)
     torch.save(load_checkpoint(out) | {"rng": [Bomb()]}, newest)
-    (out / "checkpoints/latest.json").unlink()
+    for pointer in (out / "checkpoints").glob("*.json"):
+        pointer.unlink()
     with pytest.warns(UserWarning, match="refused"):
         line = "no checkpoint there is whole"
         with pytest.raises(ValueError, match=line):

@@ -144,6 +144,39 @@ def test_torchrun_restarts_from_the_last_checkpoint(data, tmp_path, count):
     count("restart by torchrun")
 
 
+def test_restarts_do_not_take_over_a_run_that_was_refused(data, tmp_path, count):
+    out = tmp_path / "run"
+    train.main(tiny_flags(data, out))
+    before = {path.name: path.read_bytes() for path in (out / "checkpoints").iterdir()}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--nproc_per_node=2", "--max-restarts=1", "train.py"]
+    command = [*torchrun, *tiny_flags(data, out, train__max_steps=12, optim__lr=0.5)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode != 0 and result.stderr.count("holds a run") == 2
+    assert before == {path.name: path.read_bytes() for path in (out / "checkpoints").iterdir()}
+    count("restart after a refusal")
+
+
+@pytest.mark.faults
+def test_two_ranks_go_on_exactly_after_a_kill(data, tmp_path, count):
+    changes = {"model__dropout": 0.1, "train__max_steps": 12, "train__checkpoint_interval": 4}
+    flags = tiny_flags(data, tmp_path / "straight", **changes)
+    assert run_script("train.py", *flags, ranks=2).returncode == 0
+    out = tmp_path / "run"
+    flags = tiny_flags(data, out, **changes, train__resume="auto")
+    process = launch(HOOKED, *flags, ranks=2, env={"HOOK_SLOW_SAVE": "1.5"})
+    wait_for((out / "checkpoints/step_00000008.pt.tmp").exists, process)
+    for worker in children(process):
+        os.kill(worker, signal.SIGKILL)
+    process.wait(60)
+    assert load_checkpoint(out)["step"] == 4
+    assert run_script("train.py", *flags, ranks=2).returncode == 0
+    a, b = load_checkpoint(tmp_path / "straight")["model"], load_checkpoint(out)["model"]
+    assert all(bool((a[name] == b[name]).all()) for name in a)
+    count("SIGKILL of two ranks")
+
+
 def assert_alike(a, b):
     """Two runs with dropout 0 that differ in their ranks: equal to rounding."""
     for first, second in zip(read_metrics(a), read_metrics(b), strict=True):
@@ -216,6 +249,7 @@ CASES = {
     "raises at step 7": ("assert step < 7", "pass"),
     "is not logged in": ("pass", "raise RuntimeError('api_key not configured')"),
     "is slow": ("time.sleep(0.3)", "pass"),
+    "exits at once": ("pass", "raise SystemExit(1)"),
 }
 
 
@@ -239,3 +273,15 @@ def test_wandb_cannot_hurt(data, tmp_path, case, count):
         assert 256 / slowest < 0.3, "a step waited for wandb"
         assert load_checkpoint(tmp_path / "run")["wandb_run_id"] == "abc"
     count(f"wandb {case}")
+
+
+def test_a_slow_wandb_does_not_time_out_other_ranks(data, tmp_path, count):
+    fake = tmp_path / "fake"
+    fake.mkdir()
+    (fake / "wandb.py").write_text(FAKE.format(body="pass", init="time.sleep(4)"))
+    changes = {"train__max_steps": 4, "log__wandb": "online", "train__dist_timeout_s": 2}
+    flags = tiny_flags(data, tmp_path / "run", **changes)
+    result = run_script("train.py", *flags, ranks=2, env={"PYTHONPATH": str(fake)})
+    assert result.returncode == 0, result.stderr
+    assert load_checkpoint(tmp_path / "run")["wandb_run_id"] == "abc"
+    count("wandb starts slowly")

@@ -1,0 +1,79 @@
+"""Run folders: config.yaml, metrics.jsonl, .lock, checkpoints/ and eval/, with one writer."""
+
+import fcntl
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from rove.checkpoint import STEP_FILE, latest_path, step_files, vouched_entries
+from rove.config import flatten, load, to_dict
+
+OWN_TEMPORARIES = {
+    f"{name}.tmp" for name in ("config.yaml", "metrics.jsonl", "latest.json", "best.json")
+}
+
+
+def lock_run(run: Path) -> IO[str]:
+    """Take the folder's only writer's place until the returned file is closed or the process ends.
+
+    Raises ValueError while another process holds it. What a killed writer left behind goes:
+    temporary files, and checkpoints newer than the newest that latest.json vouches for.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    lock = (run / ".lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ValueError(f"{run}: another process is training here; end it first") from None
+    folder = run / "checkpoints"
+    for path in [*run.glob("*.tmp"), *folder.glob("*.tmp")]:
+        if path.name in OWN_TEMPORARIES or STEP_FILE.fullmatch(path.stem):
+            path.unlink()
+    vouched = vouched_entries(folder)
+    for path in step_files(folder) if vouched else []:
+        newer = path.name > vouched[0]["file"]
+        if newer and path.name not in {entry["file"] for entry in vouched}:
+            path.unlink()
+    return lock
+
+
+def find_run(
+    run: Path, config: Any, resume: bool, fixed: tuple[str, ...], say: Callable[[str], None]
+) -> Path | None:
+    """Return the checkpoint to go on from, or None for a run that starts (or never saved).
+
+    Raises ValueError when the folder holds a run and `resume` is false, or when a setting whose
+    dotted key begins with one of `fixed` differs from the run's; other differences are told.
+    """
+    if not any((run / name).exists() for name in ("config.yaml", "metrics.jsonl", "checkpoints")):
+        return None
+    if not resume:
+        ways = "--train.resume auto continues it, another --out_dir starts a new one"
+        raise ValueError(f"{run} holds a run: {ways}")
+    if (run / "config.yaml").exists():
+        saved = flatten(to_dict(load(type(config), ["--config", str(run / "config.yaml")])))
+        for key, value in flatten(to_dict(config)).items():
+            if value != saved[key] and key.startswith(fixed):
+                raise ValueError(f"{key}={value}: the run in {run} has {saved[key]}; keep that")
+            if value != saved[key] and key not in ("train.resume", "out_dir"):
+                say(f"resume: {key} was {saved[key]}, is now {value}")
+    return latest_path(run)
+
+
+def run_of(checkpoint: str | Path) -> Path:
+    """Return the run folder of a checkpoint argument, or the folder that a lone file lies in."""
+    path = Path(checkpoint)
+    if path.is_dir():
+        return path
+    return path.parent.parent if path.parent.name == "checkpoints" else path.parent
+
+
+def read_run_config(run: Path) -> dict[str, Any]:
+    """Return config.yaml of a run folder as a plain dict; empty when there is none to read."""
+    try:
+        return dict(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        return {}
