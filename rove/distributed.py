@@ -70,8 +70,9 @@ def say(world: World, line: str) -> None:
     if world.is_main:
         try:
             tqdm.write(line)
-        except OSError:
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            sys.stdout.flush()
+        except OSError:  # what is still in the buffer must go somewhere, or Python exits with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note_start() -> None:
@@ -123,5 +124,8 @@ def on_main(world: World, action: Callable[[], T]) -> T | None:
     if gather(fault is not None)[0] and fault is None:
         raise SystemExit(2)
     if fault is not None:
-        raise fault
+        try:
+            raise fault
+        finally:
+            del fault  # with it the frames that its traceback holds, and the lock in them
     return result

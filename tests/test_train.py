@@ -1,5 +1,6 @@
 """The training loop: batches, gradients, precision, faults, checkpoints, resume, bad input."""
 
+import gc
 import json
 import math
 import re
@@ -38,6 +39,7 @@ def refusal(capsys, script, flags):
         code = stop.code
     else:
         code = 0
+    gc.collect()
     error = capsys.readouterr().err
     assert code == 2 and error.startswith("error: ") and error.count("\n") == 1, (code, error)
     return error
