@@ -1,4 +1,4 @@
-"""Preparing data: what is written, that it is always the same, and what is refused."""
+"""Preparing data: what is written, that it is always the same, and what is check_refused."""
 
 import gzip
 import hashlib
@@ -81,7 +81,7 @@ def corpus(tmp_path):
 
 
 @pytest.fixture
-def refused(capsys):
+def check_refused(capsys):
     """Run main, expect one line on stderr that matches, and exit code 2."""
 
     def run(pattern, *argv):
@@ -247,24 +247,26 @@ def test_full_disk_is_one_line(corpus, tmp_path):
     assert re.search(r"error: File too large: .*_train_000000\.bin\.tmp", done.stderr)
 
 
-def test_finished_folder_is_kept(corpus, tmp_path, capsys, refused):
+def test_finished_folder_is_kept(corpus, tmp_path, capsys, check_refused):
     prepare(tmp_path / "out", corpus / "*.jsonl")
     before, inode = hashes(tmp_path / "out"), (tmp_path / "out" / "manifest.json").stat().st_ino
     prepare(tmp_path / "out", corpus / "*.jsonl", "--num_workers", "2")
     assert "already prepared" in capsys.readouterr().out
     argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
-    refused("out holds .*val_fraction 0.1 .asked: 0.2", *argv, *SMALL, "--val_fraction", "0.2")
-    refused("shard_tokens 1000 .asked: 999", *argv, *SMALL, "--shard_tokens", "999")
-    refused("source files .asked: python-stdlib", "--out_dir", tmp_path / "out")
+    check_refused(
+        "out holds .*val_fraction 0.1 .asked: 0.2", *argv, *SMALL, "--val_fraction", "0.2"
+    )
+    check_refused("shard_tokens 1000 .asked: 999", *argv, *SMALL, "--shard_tokens", "999")
+    check_refused("source files .asked: python-stdlib", "--out_dir", tmp_path / "out")
     write_jsonl(corpus / "b.jsonl", ["new"])
-    refused("input.files 1 .asked: 2", *argv, *SMALL)
+    check_refused("input.files 1 .asked: 2", *argv, *SMALL)
     assert hashes(tmp_path / "out") == before
     assert (tmp_path / "out" / "manifest.json").stat().st_ino == inode
     (tmp_path / "out" / "manifest.json").unlink()
-    refused(r"000000\.bin belongs to no known data set", *argv, *SMALL)
+    check_refused(r"000000\.bin belongs to no known data set", *argv, *SMALL)
 
 
-def test_verify_finds_a_flipped_byte(corpus, tmp_path, capsys, refused):
+def test_verify_finds_a_flipped_byte(corpus, tmp_path, capsys, check_refused):
     prepare(tmp_path / "out", corpus / "*.jsonl")
     main(["verify", str(tmp_path / "out")])
     assert "shards are as" in capsys.readouterr().out
@@ -272,12 +274,12 @@ def test_verify_finds_a_flipped_byte(corpus, tmp_path, capsys, refused):
     data = bytearray(path.read_bytes())
     data[1500] ^= 1
     path.write_bytes(data)
-    refused(r"files_train_000001\.bin: contents differ", "verify", tmp_path / "out")
+    check_refused(r"files_train_000001\.bin: contents differ", "verify", tmp_path / "out")
     path.write_bytes(data[:-2])
-    refused(r"files_train_000001\.bin: expected 3024 bytes.*3022", "verify", tmp_path / "out")
-    refused("no manifest", "verify", corpus)
-    refused("give one folder", "verify")
-    refused("does not exist", "stats", tmp_path / "nowhere")
+    check_refused(r"files_train_000001\.bin: expected 3024 bytes.*3022", "verify", tmp_path / "out")
+    check_refused("no manifest", "verify", corpus)
+    check_refused("give one folder", "verify")
+    check_refused("does not exist", "stats", tmp_path / "nowhere")
 
 
 BAD_INPUTS = {
@@ -299,25 +301,25 @@ BAD_INPUTS = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUTS)
-def test_bad_input_is_one_line(case, tmp_path, refused):
+def test_bad_input_is_one_line(case, tmp_path, check_refused):
     name, data, pattern = BAD_INPUTS[case]
     if name:
         (tmp_path / name).write_bytes(data)
     argv = ["--source", "files", "--files", f"{tmp_path}/a*", "--out_dir", tmp_path / "out"]
-    refused(pattern, *argv, *SMALL)
+    check_refused(pattern, *argv, *SMALL)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_bad_parquet_is_one_line(tmp_path, refused):
+def test_bad_parquet_is_one_line(tmp_path, check_refused):
     argv = ["--source", "files", "--files", f"{tmp_path}/a*", "--out_dir", tmp_path / "out"]
     write_parquet(tmp_path / "a.parquet", documents(50))
     data = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "a.parquet").write_bytes(data[: len(data) // 2])
-    refused(r"a\.parquet: no complete parquet file", *argv, *SMALL)
+    check_refused(r"a\.parquet: no complete parquet file", *argv, *SMALL)
     (tmp_path / "a.parquet").write_bytes(data[:10] + b"\xff" * 40 + data[50:])
-    refused(r"a\.parquet, row 0: ", *argv, *SMALL)
+    check_refused(r"a\.parquet, row 0: ", *argv, *SMALL)
     pq.write_table(pa.table({"id": [1], "content": ["x"]}), tmp_path / "a.parquet")
-    refused(r"a\.parquet: no column 'text'; columns are id, content", *argv, *SMALL)
+    check_refused(r"a\.parquet: no column 'text'; columns are id, content", *argv, *SMALL)
 
 
 @pytest.mark.parametrize(
@@ -338,19 +340,21 @@ def test_bad_parquet_is_one_line(tmp_path, refused):
         ("out_dri", ["--out_dri", "x"]),
     ],
 )  # fmt: skip
-def test_bad_settings_are_one_line(pattern, argv, refused, tmp_path, monkeypatch):
+def test_bad_settings_are_one_line(pattern, argv, check_refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    refused(pattern, *argv)
+    check_refused(pattern, *argv)
     assert not list(tmp_path.iterdir())
 
 
-def test_output_folder_and_tokenizer_that_cannot_be_used(corpus, tmp_path, refused, monkeypatch):
+def test_output_folder_and_tokenizer_that_cannot_be_used(
+    corpus, tmp_path, check_refused, monkeypatch
+):
     argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", *SMALL, "--out_dir"]
-    refused("Not a directory", *argv, corpus / "a.jsonl" / "out")
-    refused("exists", *argv, corpus / "a.jsonl")
+    check_refused("Not a directory", *argv, corpus / "a.jsonl" / "out")
+    check_refused("exists", *argv, corpus / "a.jsonl")
     too_many = lambda *args, **kwargs: Tokenizer("big", 70000, 69999, "0")  # noqa: E731
     monkeypatch.setattr(prepare_fineweb, "load_tokenizer", too_many)
-    refused("70000 ids do not fit", *argv, tmp_path / "out")
+    check_refused("70000 ids do not fit", *argv, tmp_path / "out")
 
 
 def test_dry_run_writes_nothing(corpus, tmp_path, capsys):
@@ -381,7 +385,7 @@ def test_gpt2_on_documents_that_are_hard(tmp_path):
         assert data.tokenizer["sha256"] == gpt2.sha256
 
 
-def test_standard_library(tmp_path, monkeypatch, capsys, refused):
+def test_standard_library(tmp_path, monkeypatch, capsys, check_refused):
     main(["--tokenizer", "byte", "--out_dir", str(tmp_path / "out")])
     assert "next: python train.py" in capsys.readouterr().out
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -393,7 +397,7 @@ def test_standard_library(tmp_path, monkeypatch, capsys, refused):
         "stdlib_val_000000.bin",
     }
     monkeypatch.setattr(platform, "python_version", lambda: "3.99.0")
-    refused("input.revision .*3.99.0", "--tokenizer", "byte", "--out_dir", tmp_path / "out")
+    check_refused("input.revision .*3.99.0", "--tokenizer", "byte", "--out_dir", tmp_path / "out")
 
 
 def test_standard_library_leaves_out_tests_and_reads_coding_cookies(tmp_path, monkeypatch):
@@ -418,7 +422,7 @@ def test_standard_library_leaves_out_tests_and_reads_coding_cookies(tmp_path, mo
         list(sources.python_stdlib().documents())
 
 
-def test_hub_data_set_is_streamed_at_a_resolved_revision(tmp_path, monkeypatch, refused):
+def test_hub_data_set_is_streamed_at_a_resolved_revision(tmp_path, monkeypatch, check_refused):
     asked, rows = [], [{"text": text} for text in documents(60, seed=6)]
 
     def load_dataset(name, **options):
@@ -436,7 +440,7 @@ def test_hub_data_set_is_streamed_at_a_resolved_revision(tmp_path, monkeypatch, 
     assert manifest["shards"][0]["file"] == "some_one_text-1.0_train_000000.bin"
     assert sum(manifest["documents"].values()) == 60
     rows[:] = [{"body": "x"}]
-    refused("no column 'text'; columns are body", *argv, "--out_dir", tmp_path / "other")
+    check_refused("no column 'text'; columns are body", *argv, "--out_dir", tmp_path / "other")
 
 
 HUB = """

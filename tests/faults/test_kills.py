@@ -44,7 +44,7 @@ def same_run(a, b):
     )
 
 
-def kill_and_resume(tmp_path, n_kills, n_in_save, count):
+def check_kills(tmp_path, n_kills, n_in_save, count):
     rng = random.Random(1)
     data = make_data(tmp_path / "data")
     n_steps = 60
@@ -89,12 +89,12 @@ def n_lines(out):
 
 
 def test_a_few_kills_lose_nothing(tmp_path, count):
-    kill_and_resume(tmp_path, n_kills=2, n_in_save=1, count=count)
+    check_kills(tmp_path, n_kills=2, n_in_save=1, count=count)
 
 
 @pytest.mark.faults
 def test_twenty_kills_lose_nothing(tmp_path, count):
-    kill_and_resume(tmp_path, n_kills=22, n_in_save=6, count=count)
+    check_kills(tmp_path, n_kills=22, n_in_save=6, count=count)
 
 
 @pytest.mark.parametrize("stops", [(3, 6), (3, 6, 8, 11)])
