@@ -248,6 +248,8 @@ def main(argv: list[str]) -> None:
     if world.size > 1:
         devices = [device.index] if device.type == "cuda" else None
         ddp = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+        if device.type == "cpu":
+            ddp.register_comm_hook(world.size, dist.mean_by_tensor)
     torch.manual_seed(config.seed + world.rank)  # dropout differs between ranks
     if world.rank < len(rng):  # last: nothing between here and the loop draws a number
         dev.set_rng_state(rng[world.rank], device)

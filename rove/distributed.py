@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from tqdm import tqdm
 
 T = TypeVar("T")
@@ -92,6 +93,18 @@ def disconnect() -> None:
         gather(None)
         dist.destroy_process_group()
         _Control.group = _Control.store = None
+
+
+def mean_by_tensor(size: int, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Average a bucket's gradients over ranks, each tensor by itself: a hook for DDP.
+
+    DDP lays out its buckets anew after the first step of a process, and gloo sums in an order that
+    depends on the place in a bucket: a resumed run of three ranks would differ in the last bits.
+    """
+    bucket.buffer().div_(size)
+    works = [dist.all_reduce(grad, async_op=True) for grad in bucket.gradients()]
+    done = torch.futures.collect_all([work.get_future() for work in works])
+    return done.then(lambda _: bucket.buffer())
 
 
 def gather(value: T) -> list[T]:

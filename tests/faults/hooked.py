@@ -3,8 +3,11 @@
 HOOK_SLOW_SAVE: seconds that a checkpoint stays a temporary file before it is renamed.
 HOOK_SLOW_EVAL: seconds that the last rank's evaluation takes longer than the others'.
 HOOK_RAISE: "STEP:RANK:MARKER" raises there once; MARKER is a file that then exists.
+HOOK_WANDB_S: the longest waits for wandb, in seconds.
+HOOK_COUNT: folder in which each rank leaves how many updates it made.
 """
 
+import atexit
 import os
 import sys
 import time
@@ -12,8 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
+
 import model  # noqa: E402
 import rove.files  # noqa: E402
+import rove.metrics  # noqa: E402
 import train  # noqa: E402
 
 RANK = os.environ.get("RANK", "0")
@@ -55,6 +61,12 @@ def raise_once(step, rank, marker):
     model.GPT.forward = failing
 
 
+def count_updates(folder):
+    updates = []
+    register_optimizer_step_post_hook(lambda *_: updates.append(1))
+    atexit.register(lambda: Path(folder, RANK).write_text(str(len(updates))))
+
+
 if __name__ == "__main__":
     if seconds := os.environ.get("HOOK_SLOW_SAVE"):
         slow_save(float(seconds))
@@ -62,4 +74,8 @@ if __name__ == "__main__":
         slow_evaluation(float(seconds))
     if fault := os.environ.get("HOOK_RAISE"):
         raise_once(*fault.split(":", 2))
+    if seconds := os.environ.get("HOOK_WANDB_S"):
+        rove.metrics.INIT_S = rove.metrics.FINISH_S = float(seconds)
+    if folder := os.environ.get("HOOK_COUNT"):
+        count_updates(folder)
     train.main(sys.argv[1:])

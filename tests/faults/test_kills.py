@@ -48,11 +48,16 @@ def check_kills(tmp_path, n_kills, n_in_save, count):
     rng = random.Random(1)
     data = make_data(tmp_path / "data")
     n_steps = 60
-    train.main(tiny_flags(data, tmp_path / "straight", **settings(n_steps)))
+    changes = settings(n_steps) | {"train__eval_interval": 7}
+    train.main(tiny_flags(data, tmp_path / "straight", **changes))
     out = tmp_path / "killed"
-    flags = tiny_flags(data, out, train__resume="auto", **settings(n_steps))
     in_save = 0
     for number in range(n_kills):
+        changes |= {
+            "train__log_interval": 1 + number % 3,
+            "train__keep_checkpoints": 1 + number % 2,
+        }
+        flags = tiny_flags(data, out, train__resume="auto", **changes)
         aims_at_save = number % (n_kills // n_in_save) == 0 and in_save < n_in_save
         before = len(read_metrics(out)) if out.exists() else 0
         before = min(before, latest_step(out))  # a resumed run writes again what was not saved
@@ -69,13 +74,19 @@ def check_kills(tmp_path, n_kills, n_in_save, count):
             assert list(out.glob("checkpoints/step_*.pt.tmp")), "the kill was to hit a save"
             in_save += 1
         path = latest_path(out)
-        assert path is None or load_checkpoint(path)["step"] % 5 == 0
+        assert path is None or load_checkpoint(path)["step"] >= latest_step(out) > 0
         count("SIGKILL while saving" if aims_at_save else "SIGKILL")
     result = run_script("train.py", *flags)
     assert result.returncode == 0, result.stderr
     assert not list(out.rglob("*.tmp")) and in_save == n_in_save
-    count("lost steps", n_steps - len(read_metrics(out)))
+    count("lost steps", n_lost(tmp_path / "straight", out))
     assert same_run(tmp_path / "straight", out)
+
+
+def n_lost(straight, out):
+    """How many steps of a straight run another one lacks, or has with other losses."""
+    found = {row["step"]: row.get("train/loss") for row in read_metrics(out)}
+    return sum(found.get(row["step"]) != row["train/loss"] for row in read_metrics(straight))
 
 
 def latest_step(out):
@@ -95,6 +106,22 @@ def test_a_few_kills_lose_nothing(tmp_path, count):
 @pytest.mark.faults
 def test_twenty_kills_lose_nothing(tmp_path, count):
     check_kills(tmp_path, n_kills=22, n_in_save=6, count=count)
+
+
+@pytest.mark.faults
+def test_a_kill_at_every_change_of_a_file_loses_nothing(tmp_path, count):
+    data = make_data(tmp_path / "data")
+    changes = settings(12) | {"train__eval_interval": 3, "train__keep_checkpoints": 1}
+    flags = tiny_flags(data, tmp_path / "straight", **changes)
+    result = run_script(ROOT / "tests/faults/sweep.py", tmp_path, *flags, timeout_s=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    runs = sorted(tmp_path.glob("killed_*"))
+    assert len(runs) > 25, "fewer changes of files than three saves make"
+    for run in runs:
+        assert same_run(tmp_path / "straight", run), run
+        assert not list(run.rglob("*.tmp"))
+        count("lost steps", n_lost(tmp_path / "straight", run))
+    count("SIGKILL between two changes of files", len(runs))
 
 
 @pytest.mark.parametrize("stops", [(3, 6), (3, 6, 8, 11)])

@@ -71,7 +71,8 @@ def test_a_second_ctrl_c_stops_at_once(data, tmp_path, count):
 
 def test_sigterm_to_one_rank_stops_both_after_the_same_step(data, tmp_path, count):
     out = tmp_path / "run"
-    process = launch("train.py", *tiny_flags(data, out, **LONG), ranks=2)
+    env = {"HOOK_COUNT": str(tmp_path)}
+    process = launch(HOOKED, *tiny_flags(data, out, **LONG), ranks=2, env=env)
     wait_for(lambda: n_steps(out) > 3, process)
     workers = children(process)
     assert len(workers) == 2
@@ -80,6 +81,7 @@ def test_sigterm_to_one_rank_stops_both_after_the_same_step(data, tmp_path, coun
     assert not alive(workers)
     saved = load_checkpoint(out)
     assert saved["step"] == read_metrics(out)[-1]["step"] and len(saved["rng"]) == 2
+    assert [(tmp_path / rank).read_text() for rank in "01"] == [str(saved["step"])] * 2
     count("SIGTERM to one rank")
 
 
@@ -159,22 +161,24 @@ def test_restarts_do_not_take_over_a_run_that_was_refused(data, tmp_path, count)
 
 
 @pytest.mark.faults
-def test_two_ranks_go_on_exactly_after_a_kill(data, tmp_path, count):
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_go_on_exactly_after_a_kill(data, tmp_path, ranks, count):
     changes = {"model__dropout": 0.1, "train__max_steps": 12, "train__checkpoint_interval": 4}
+    changes |= {"train__tokens_per_step": 768}
     flags = tiny_flags(data, tmp_path / "straight", **changes)
-    assert run_script("train.py", *flags, ranks=2).returncode == 0
+    assert run_script("train.py", *flags, ranks=ranks).returncode == 0
     out = tmp_path / "run"
     flags = tiny_flags(data, out, **changes, train__resume="auto")
-    process = launch(HOOKED, *flags, ranks=2, env={"HOOK_SLOW_SAVE": "1.5"})
+    process = launch(HOOKED, *flags, ranks=ranks, env={"HOOK_SLOW_SAVE": "1.5"})
     wait_for((out / "checkpoints/step_00000008.pt.tmp").exists, process)
     for worker in children(process):
         os.kill(worker, signal.SIGKILL)
     process.wait(60)
-    assert load_checkpoint(out)["step"] == 4
-    assert run_script("train.py", *flags, ranks=2).returncode == 0
+    assert load_checkpoint(out)["step"] == 4  # three ranks: sums depend on their order
+    assert run_script("train.py", *flags, ranks=ranks).returncode == 0
     a, b = load_checkpoint(tmp_path / "straight")["model"], load_checkpoint(out)["model"]
     assert all(bool((a[name] == b[name]).all()) for name in a)
-    count("SIGKILL of two ranks")
+    count("SIGKILL of all ranks")
 
 
 def assert_alike(a, b):
@@ -234,35 +238,45 @@ def test_two_agents_meet_over_loopback(data, tmp_path, count):
 
 
 FAKE = """
-import time
+import os, pathlib, time
 class Run:
     id = "abc"
     def log(self, row, step):
-        {body}
+        {log}
     def finish(self):
-        pass
+        {finish}
 def init(**settings):
+    pathlib.Path(__file__).with_name("rank_" + os.environ.get("RANK", "0")).touch()
     {init}
     return Run()
 """
 CASES = {
-    "raises at step 7": ("assert step < 7", "pass"),
-    "is not logged in": ("pass", "raise RuntimeError('api_key not configured')"),
-    "is slow": ("time.sleep(0.3)", "pass"),
-    "exits at once": ("pass", "raise SystemExit(1)"),
+    "raises at step 7": {"log": "assert step < 7"},
+    "is not logged in": {"init": "raise RuntimeError('api_key not configured')"},
+    "is slow": {"log": "time.sleep(0.3)"},
+    "exits at once": {"init": "raise SystemExit(1)"},
+    "hangs at its start": {"init": "time.sleep(600)"},
+    "hangs at its end": {"finish": "time.sleep(600)"},
 }
+
+
+def fake_wandb(folder, **bodies):
+    """A folder with a wandb of these bodies; each rank that starts it leaves a file there."""
+    folder.mkdir()
+    source = FAKE.format(**{"log": "pass", "init": "pass", "finish": "pass"} | bodies)
+    (folder / "wandb.py").write_text(source)
+    return {"PYTHONPATH": str(folder), "HOOK_WANDB_S": "2"}
 
 
 @pytest.mark.parametrize("case", [*CASES, "is missing"])
 def test_wandb_cannot_hurt(data, tmp_path, case, count):
-    fake = tmp_path / "fake"
-    fake.mkdir()
-    body, init = CASES.get(case, ("pass", "pass"))
-    source = FAKE.format(body=body, init=init) if case in CASES else "raise ImportError('no wandb')"
-    (fake / "wandb.py").write_text(source)
+    env = fake_wandb(tmp_path / "fake", **CASES.get(case, {}))
+    if case == "is missing":
+        (tmp_path / "fake/wandb.py").write_text("raise ImportError('no wandb')")
     changes = {"train__max_steps": 12, "train__log_interval": 1, "log__wandb": "online"}
-    env = {"PYTHONPATH": str(fake)}
-    result = run_script("train.py", *tiny_flags(data, tmp_path / "run", **changes), env=env)
+    if case == "is slow":
+        env["HOOK_WANDB_S"] = "60"
+    result = run_script(HOOKED, *tiny_flags(data, tmp_path / "run", **changes), env=env)
     assert result.returncode == 0, result.stderr
     rows = read_metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == list(range(1, 13))
@@ -276,12 +290,11 @@ def test_wandb_cannot_hurt(data, tmp_path, case, count):
 
 
 def test_a_slow_wandb_does_not_time_out_other_ranks(data, tmp_path, count):
-    fake = tmp_path / "fake"
-    fake.mkdir()
-    (fake / "wandb.py").write_text(FAKE.format(body="pass", init="time.sleep(4)"))
+    env = fake_wandb(tmp_path / "fake", init="time.sleep(4)")
     changes = {"train__max_steps": 4, "log__wandb": "online", "train__dist_timeout_s": 2}
     flags = tiny_flags(data, tmp_path / "run", **changes)
-    result = run_script("train.py", *flags, ranks=2, env={"PYTHONPATH": str(fake)})
+    result = run_script("train.py", *flags, ranks=2, env=env)
     assert result.returncode == 0, result.stderr
     assert load_checkpoint(tmp_path / "run")["wandb_run_id"] == "abc"
+    assert [path.name for path in (tmp_path / "fake").glob("rank_*")] == ["rank_0"]
     count("wandb starts slowly")
