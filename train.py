@@ -336,6 +336,7 @@ def main(argv: list[str]) -> None:
     bar.close()
     if metrics:
         metrics.close()
+    del ddp  # freed after its group it can wait forever for the group's threads
     dist.disconnect()
     if stop_signal and step < t.max_steps:
         raise SystemExit(128 + stop_signal)

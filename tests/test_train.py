@@ -381,6 +381,7 @@ def test_every_wrapper_saves_and_loads_the_same_names(tmp_path):
                 assert list(net.state_dict()) == list(plain.state_dict())
                 plain.load_state_dict(net.state_dict(), strict=True)
                 net.load_state_dict(plain.state_dict(), strict=True)
+        del outer, net  # freed after their group they can wait forever for its threads
     finally:
         torch.distributed.destroy_process_group()
 
