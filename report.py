@@ -13,6 +13,7 @@ from typing import Any
 
 from rove.config import load, user_errors
 from rove.files import write_atomic
+from rove.runs import split_names
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,7 @@ def perplexity_table(results: list[dict[str, Any]]) -> str:
 
 def main(argv: list[str]) -> None:
     """Print and write the report of the runs that stand on the command line."""
-    runs: list[str] = []
-    flags: list[str] = []
-    for arg, before in zip(argv, ["", *argv], strict=False):
-        is_value = before.startswith("--") and "=" not in before and before != "--print_config"
-        (flags if arg.startswith("-") or is_value else runs).append(arg)
+    runs, flags = split_names(argv)
     description = "Set runs beside each other: report.py RUN ... [--out DIR]"
     settings = load(Settings, flags, prog="report.py", description=description)
     with user_errors():

@@ -63,6 +63,16 @@ def find_run(
     return latest_path(run)
 
 
+def split_names(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into the names of runs or files that stand on it, and its flags."""
+    names: list[str] = []
+    flags: list[str] = []
+    for arg, before in zip(argv, ["", *argv], strict=False):
+        is_value = before.startswith("--") and "=" not in before and before != "--print_config"
+        (flags if arg.startswith("-") or is_value else names).append(arg)
+    return names, flags
+
+
 def run_of(checkpoint: str | Path) -> Path:
     """Return the run folder of a checkpoint argument, or the folder that a lone file lies in."""
     path = Path(checkpoint)
