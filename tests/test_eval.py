@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,104 +10,220 @@ import torch
 from helpers import make_data, run_script, tiny_flags
 
 import eval as evaluation
-import report
 import sample
 import train
 from model import GPT, GPTConfig
-from rove.evals import perplexity as ppl
+from rove.evals import bootstrap
+from rove.evals.perplexity import protocols as ppl
 from rove.metrics import read_metrics
-from rove.shards import open_split
+from rove.shards import TokenData, open_split
 from rove.tokenizer import load_tokenizer
 
 V = 257
+EOT = V - 1
 CPU = torch.device("cpu")
+WINDOWED = ("packed", "tail", "sliding")
 
 
-def stream(n_tokens, seed=0):
-    return np.random.default_rng(seed).integers(0, V, n_tokens)
+def split_of(ids):
+    """A validation split that holds these ids."""
+    shard = np.asarray(ids, dtype=np.uint16)
+    tokenizer = {"name": "byte", "vocab_size": V, "sha256": None, "eot_id": EOT}
+    return TokenData(Path("data"), (Path("a.bin"),), (shard,), tokenizer, "hash")
 
 
-def measure(targets, length, score, batch_size=1, add_up=None):
-    blocks = list(range(targets.n_blocks))
-    return ppl.block_nll(
-        targets, length, score, blocks, batch_size, add_up or ppl.text_sums(None), CPU
-    )
+def stream(n_tokens, seed=0, documents=(0,)):
+    ids = np.random.default_rng(seed).integers(0, EOT, n_tokens)
+    ids[list(documents)] = EOT
+    return ids
 
 
-def uniform(idx, targets):
+def text_of(protocol, lengths, ids=None, max_tokens=10**9):
+    ids = stream(lengths[-1] * 5 + 1) if ids is None else ids
+    return ppl.open_text(protocol, split_of(ids), lengths, max_tokens)
+
+
+def measure(text, length, nll, batch_size=1):
+    return ppl.measure(text, length, nll, range(len(text.rows)), batch_size, CPU)
+
+
+def row_of(text, length, nll, token_bytes=None, mask_eot=False, batch_size=1):
+    sums = measure(text, length, nll, batch_size)
+    return ppl.length_result(text, length, sums, token_bytes, mask_eot)
+
+
+def uniform(idx, targets, mask):
     return torch.full(targets.shape, math.log(V))
 
 
-def bigram(idx, targets):
+def bigram(idx, targets, mask):
     """A model whose loss depends on the last token alone."""
-    return ((idx * 31 + targets * 7) % 13 + 1) / 10.0
+    loss = ((idx * 31 + targets * 7) % 13 + 1) / 10.0
+    return loss if mask is None else loss.masked_fill(~mask, 0.0)
 
 
 # ---------------------------------------------------------------- protocols, no model needed
 
 
+@pytest.mark.parametrize("protocol", WINDOWED)
 @pytest.mark.parametrize("length", [8, 16, 32, 64])
-def test_uniform_model_scores_ln_v_at_every_length(length):
-    targets = ppl.Targets(stream(64 * 5 + 1), 64)
-    row = ppl.packed_result(targets, length, measure(targets, length, uniform), None)
+def test_uniform_model_scores_ln_v_at_every_length(protocol, length):
+    text = text_of(protocol, [8, 16, 32, 64])
+    row = row_of(text, length, uniform)
     assert row["nll"] == pytest.approx(math.log(V), rel=1e-6)
-    assert row["ppl"] == pytest.approx(V, rel=1e-5) and row["tokens"] == 320
-    sums = measure(targets, 64, uniform, add_up=ppl.position_sums)
-    assert all(
-        r["nll"] == pytest.approx(math.log(V), rel=1e-6) for r in ppl.position_results(64, sums)
-    )
+    assert row["ppl"] == pytest.approx(V, rel=1e-5)
+    n_units = {"packed": 5, "tail": 5, "sliding": 1}[protocol]
+    assert row["tokens"] == n_units * (8 if protocol == "tail" else 64)
 
 
-def test_bigram_model_scores_alike_at_every_length_as_the_targets_are_the_same():
-    ids = stream(64 * 5 + 1)
-    targets = ppl.Targets(ids, 64)
-    rows = [
-        ppl.packed_result(targets, n, measure(targets, n, bigram), None) for n in (1, 8, 32, 64)
-    ]
-    x, y = torch.from_numpy(ids[:-1]), torch.from_numpy(ids[1:])
-    want = float(bigram(x, y).double().mean())
-    assert all(row["nll"] == pytest.approx(want, rel=1e-6) for row in rows)
-    assert all(np.mean(row["block_nll"]) == pytest.approx(want, rel=1e-6) for row in rows)
+def test_uniform_model_scores_ln_v_at_every_position():
+    text = text_of("positions", [64])
+    for row in ppl.position_results(text, measure(text, 64, uniform), False):
+        assert row["nll"] == pytest.approx(math.log(V), rel=1e-6)
+
+
+@pytest.mark.parametrize("protocol", WINDOWED)
+def test_bigram_model_scores_alike_at_every_length_as_the_targets_are_the_same(protocol):
+    ids = stream(64 * 40 + 1, documents=(0, 100, 500, 505, 900))
+    lengths = [4, 8, 32, 64]
+    text = text_of(protocol, lengths, ids)
+    inputs = text.rows[:, -text.n_scored - 1 : -1]
+    want = float(bigram(torch.from_numpy(inputs), torch.from_numpy(text.targets), None).mean())
+    for length in lengths:
+        row = row_of(text, length, bigram)
+        assert row["nll"] == pytest.approx(want, rel=1e-6)
+        assert np.mean(row["block_nll"]) == pytest.approx(want, rel=1e-6)
+        assert row["tokens"] == text.targets.size
+        again = row_of(text, length, bigram, batch_size=7)
+        assert again["nll"] == pytest.approx(row["nll"], abs=1e-9)
+        assert (row["interval"] is None) == (len(text.rows) < 20)
+
+
+def test_packed_windows_tile_the_stream_and_targets_are_the_next_tokens():
+    text = text_of("packed", [8, 16], np.arange(33))
+    assert text.windows(8) == [(0, 8), (8, 8)] and text.windows(16) == [(0, 16)]
+    assert text.targets.tolist() == [list(range(1, 17)), list(range(17, 33))]
+
+
+def test_tail_scores_the_same_last_targets_behind_more_or_less_context():
+    text = text_of("tail", [8, 32], np.arange(97))
+    assert text.targets.tolist() == [list(range(n - 7, n + 1)) for n in (32, 64, 96)]
+    seen = []
+
+    def nll(idx, targets, mask):
+        mask = torch.ones_like(targets, dtype=torch.bool) if mask is None else mask
+        seen.append((idx[0].tolist(), targets[mask].tolist()))
+        return torch.zeros(targets.shape)
+
+    measure(text, 8, nll, batch_size=1)
+    measure(text, 32, nll)
+    assert [row[0][0] for row in seen] == [24, 0, 32, 64], "four short windows fit into one batch"
+    assert sum((row[1] for row in seen[1:]), []) == seen[0][1]
+
+
+def test_tail_windows_are_at_most_256_targets_wide():
+    assert text_of("tail", [512, 1024]).n_scored == 256
+    assert text_of("tail", [64, 1024]).n_scored == 64
+
+
+def test_sliding_takes_long_documents_only_and_every_target_once():
+    documents = (0, 10, 200, 260, 400)  # of 10, 190, 60, 140 and 100 tokens
+    ids = stream(500, documents=documents)
+    text = text_of("sliding", [16, 64, 96], ids)
+    assert [row[0] for row in text.rows] == [EOT] * 3
+    for row, start in zip(text.rows, (10, 260, 400), strict=True):
+        assert row.tolist() == ids[start : start + 97].tolist()
+    assert text.windows(64) == [(0, 64), (16, 16), (32, 16)]
+    assert text.windows(96) == [(0, 96)]
+    for length in (16, 64, 96):
+        scored = [(start + length - n, start + length) for start, n in text.windows(length)]
+        assert [a for a, _ in scored] == [0] + [b for _, b in scored[:-1]] and scored[-1][1] == 96
+    assert len(text_of("sliding", [16, 96], ids, max_tokens=200).rows) == 2
+
+
+def test_a_document_that_a_scan_cuts_in_two_is_found(monkeypatch):
+    monkeypatch.setattr(ppl, "SCANNED", 64)
+    ids = stream(500, documents=(0, 10, 200, 260, 400))
+    assert ppl.long_documents(split_of(ids), 96, 10) == [10, 260, 400]
+    assert ppl.long_documents(split_of(ids), 100, 10) == [10, 260]
+    assert ppl.long_documents(split_of(ids), 189, 10) == [10], "190 tokens are 189 targets"
+    assert ppl.long_documents(split_of(ids), 190, 10) == []
+
+
+def test_the_mean_of_window_means_stands_apart():
+    text = text_of("sliding", [4, 8], stream(9))
+
+    def nll(idx, targets, mask):
+        return torch.tensor([[1.0, 1, 1, 1], [9, 9, 9, 4]])[: len(idx)]
+
+    text = ppl.Text("sliding", text.rows, 8, 1, EOT)  # one window of 4 targets, then 4 of one
+    row = ppl.length_result(text, 4, np.array([[8.0, 8.0, 1.5]]), None, False)
+    assert row["nll"] == 1.0 and row["nll_window_mean"] == 1.5
+    sums = ppl.measure(ppl.Text("sliding", text.rows, 8, 4, EOT), 4, nll, [0], 1, CPU)
+    assert sums[0].tolist() == [4 + 31, 4 + 31, (1 + 31 / 4) / 2]
 
 
 def test_perplexity_is_exp_of_the_mean_not_the_mean_of_perplexities():
-    targets = ppl.Targets(np.array([0] * 9), 4)
+    text = text_of("packed", [4], np.zeros(9, dtype=int))
 
-    def score(idx, targets):
-        return torch.tensor([[1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0]])
+    def nll(idx, targets, mask):
+        return torch.tensor([[1.0] * 4, [3.0] * 4])
 
-    sums = ppl.block_nll(targets, 4, score, [0, 1], 2, ppl.text_sums(None), CPU)
-    assert ppl.packed_result(targets, 4, sums, None)["ppl"] == pytest.approx(math.exp(2))
+    assert row_of(text, 4, nll, batch_size=2)["ppl"] == pytest.approx(math.exp(2))
 
 
-def test_bits_per_byte_leave_end_of_text_out():
-    ids = np.array([1, 2, 256, 3, 4, 5, 256, 6, 7])
+def test_end_of_text_counts_unless_it_is_masked_and_never_for_bytes():
+    ids = np.array([1, 2, EOT, 3, 4, 5, EOT, 6, 7])
+    text = text_of("packed", [8], ids)
     token_bytes = load_tokenizer("byte").token_bytes()
-    targets = ppl.Targets(ids, 8)
-    sums = measure(targets, 8, uniform, add_up=ppl.text_sums(token_bytes))
-    row = ppl.packed_result(targets, 8, sums, token_bytes)
-    assert row["bits_per_byte"] == pytest.approx(math.log2(V)) and row["tokens"] == 8
-    assert (
-        ppl.packed_result(targets, 8, measure(targets, 8, uniform), None)["bits_per_byte"] is None
-    )
+
+    def nll(idx, targets, mask):
+        return torch.where(targets == EOT, 5.0, 1.0)
+
+    row, masked = (row_of(text, 8, nll, token_bytes, mask_eot=m) for m in (False, True))
+    assert (row["nll"], row["tokens"]) == (2.0, 8) and (masked["nll"], masked["tokens"]) == (1.0, 6)
+    assert row["bits_per_byte"] == masked["bits_per_byte"] == pytest.approx(1 / math.log(2))
+    assert row_of(text, 8, nll)["bits_per_byte"] is None
+    text = text_of("positions", [8], ids)
+    by_position = ppl.position_results(text, measure(text, 8, nll), True)
+    assert by_position == [{"from": 0, "to": 8, "nll": 1.0, "tokens": 6}]
+    with pytest.raises(ValueError, match="every target is end-of-text"):
+        row_of(text_of("packed", [8], np.full(9, EOT)), 8, nll, mask_eot=True)
 
 
 def test_positions_are_the_packed_windows_seen_by_position():
     model = GPT(GPTConfig(block_size=32, vocab_size=V, n_layer=1, n_head=2, n_embd=16)).eval()
-    targets = ppl.Targets(stream(256 * 3 + 1), 256)
-    sums = measure(targets, 256, model.token_nll, add_up=ppl.position_sums)
-    bins = ppl.position_results(256, sums)
+
+    def nll(idx, targets, mask):
+        return model.token_nll(idx, targets)
+
+    ids = stream(256 * 3 + 1)
+    text = text_of("positions", [256], ids)
+    bins = ppl.position_results(text, measure(text, 256, nll), False)
     assert [(r["from"], r["to"]) for r in bins] == [(0, 64), (64, 128), (128, 256)]
-    packed = ppl.packed_result(targets, 256, measure(targets, 256, model.token_nll), None)
+    packed = row_of(text_of("packed", [256], ids), 256, nll)
     assert sum(r["nll"] * r["tokens"] for r in bins) == pytest.approx(packed["nll"] * 768, rel=1e-6)
-    edges = [(r["from"], r["to"]) for r in ppl.position_results(4096, np.zeros((1, 4096)))]
+    text = ppl.Text("positions", np.zeros((1, 4097), dtype=np.int64), 4096, 256, EOT)
+    edges = [
+        (r["from"], r["to"]) for r in ppl.position_results(text, np.zeros((1, 2, 4096)), False)
+    ]
     assert edges[-3:] == [(512, 1024), (1024, 2048), (2048, 4096)]
 
 
-def test_targets_are_the_next_tokens():
-    targets = ppl.Targets(np.arange(33), 16)
-    windows = targets.block_windows(1, 8)
-    assert windows.tolist() == [list(range(16, 25)), list(range(24, 33))]
+def test_degradation_is_paired_with_the_row_of_the_training_context():
+    rng = np.random.default_rng(0)
+    common = rng.normal(3, 1, 40)  # blocks differ much, lengths by a constant
+    rows = [
+        {"length": n, "nll": float((common + d).mean()), "block_nll": common + d, "yarn_factor": f}
+        for n, d, f in ((8, 0.0, 1.0), (16, 0.25, 2.0), (8, 0.1, 2.0))
+    ]
+    ppl.add_degradation(rows[:2], 8, own_factor=True)
+    assert rows[0]["degradation"] == 0 and rows[1]["degradation"] == pytest.approx(0.25)
+    assert rows[1]["degradation_interval"] == pytest.approx([0.25, 0.25])
+    ppl.add_degradation(rows, 8, own_factor=False)
+    assert rows[1]["degradation"] == pytest.approx(0.15), "the row of its own factor"
+    ppl.add_degradation(rows, 99, own_factor=True)
+    assert rows[1]["degradation"] is None and rows[1]["degradation_interval"] is None
 
 
 @pytest.mark.parametrize("text", ["64,96", "0,8", "x", "", "8,,16"])
@@ -118,8 +235,36 @@ def test_lengths_that_do_not_tile_are_refused(text):
 def test_default_lengths_are_half_to_sixteen_times_the_context():
     assert ppl.default_lengths(1024) == [512, 1024, 2048, 4096, 8192, 16384]
     assert ppl.default_lengths(1) == [1, 2, 4, 8, 16]
-    with pytest.raises(ValueError, match="100 tokens"):
-        ppl.count_blocks(100, 128, 1000)
+
+
+@pytest.mark.parametrize("protocol", [*WINDOWED, "positions"])
+def test_text_that_is_too_short_is_refused(protocol):
+    with pytest.raises(ValueError, match="has 100 tokens.*needs 128"):
+        text_of(protocol, [128], stream(100))
+    with pytest.raises(ValueError, match="max_tokens is 3"):
+        text_of(protocol, [4, 8], max_tokens=3)
+
+
+# ---------------------------------------------------------------- intervals
+
+
+def test_intervals_agree_with_theory_and_are_the_same_every_time():
+    x = np.random.default_rng(0).normal(1.0, 2.0, 400)
+    low, high = bootstrap.mean_interval(x)
+    error = x.std() / math.sqrt(400)
+    assert low == pytest.approx(x.mean() - 1.96 * error, abs=0.2 * error)
+    assert high == pytest.approx(x.mean() + 1.96 * error, abs=0.2 * error)
+    assert [low, high] == bootstrap.mean_interval(x)
+    assert bootstrap.mean_interval(x[:19]) is None
+
+
+def test_seeds_and_pieces_are_resampled_jointly():
+    rng = np.random.default_rng(0)
+    of_seed = rng.normal(0, 1, (6, 1))
+    x = of_seed + rng.normal(0, 0.1, (6, 300))
+    spread = bootstrap.draw_means(x).std()
+    assert spread == pytest.approx(of_seed.std() / math.sqrt(6), rel=0.15)
+    assert bootstrap.draw_means(x[:1]).std() < 0.01
 
 
 # ---------------------------------------------------------------- eval.py on a trained model
@@ -232,14 +377,14 @@ def test_batch_and_ranks_change_nothing(trained):
 
 
 def test_evaluation_touches_no_random_numbers_and_no_training_state(trained, monkeypatch):
-    open_model, seen = evaluation.open_model, []
+    open_model, seen = evaluation.Session.open, []
 
-    def opened(*arguments):  # building a model draws its first weights; scoring must draw nothing
-        found = open_model(*arguments)
+    def opened(*arguments, **more):  # building a model draws its first weights; scoring none
+        found = open_model(*arguments, **more)
         seen.append(torch.get_rng_state())
         return found
 
-    monkeypatch.setattr(evaluation, "open_model", opened)
+    monkeypatch.setattr(evaluation.Session, "open", opened)
     before = {p: p.read_bytes() for p in (trained / "rove/checkpoints").iterdir()}
     perplexity(trained / "rove", "--lengths", "32", "--max_tokens", "512")
     assert torch.equal(seen[0], torch.get_rng_state())
@@ -266,7 +411,12 @@ def test_positions_by_the_script(trained):
         (["--lengths", "8192"], ["4000 tokens", "8192"]),
         (["--data", "no/such"], ["no/such"]),
         (["--batch_size", "0"], ["batch_size=0"]),
-        (["--yarn_factor", "0"], ["yarn_factor=0.0"]),
+        (["--yarn_factor", "0"], ["yarn_factor=0"]),
+        (["--yarn_factor", "2,x"], ["yarn_factor='2,x'"]),
+        (["--yarn_values", "old"], ["yarn_values='old'"]),
+        (["--pos_mode", "rope,rape"], ["pos_mode", "rape"]),
+        (["--pos_mode", "rope,rope+yarn", "--out", "a.json"], ["one file cannot hold 2 modes"]),
+        (["--protocol", "sliding", "--lengths", "1024,2048"], ["4000 tokens", "one document"]),
         (["--max_tokens", "0"], ["max_tokens is 0"]),
         (["--out", "."], ["is a folder"]),
         (["--protocol", "sideways"], ["protocol", "packed"]),
@@ -278,6 +428,58 @@ def test_bad_requests_are_one_line(trained, capsys, flags, words):
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("\n") == 1
     assert all(word in error for word in words), error
+
+
+def test_modes_factors_and_values_are_measured_on_the_same_targets(trained):
+    flags = ["--pos_mode", "rove,rove+yarn", "--yarn_values", "yarn,orig", "--yarn_factor", "1,2,4"]
+    for protocol in ("packed", "tail"):
+        perplexity(trained / "rove", *flags, "--protocol", protocol, "--lengths", "32,128")
+        files = [f"perplexity_{protocol}_rove{end}.json" for end in ("", "+yarn", "+yarn_orig")]
+        plain, yarn, orig = (read(trained / "rove/eval" / file)["results"] for file in files)
+        assert [(r["length"], r["yarn_factor"]) for r in plain] == [(32, 1), (128, 1)]
+        grid = [(length, f) for length in (32, 128) for f in (1, 2, 4)]
+        assert [(r["length"], r["yarn_factor"]) for r in yarn] == grid
+        assert len({r["tokens"] for r in (*plain, *yarn, *orig)}) == 1
+        nll = {(r["length"], r["yarn_factor"]): r["nll"] for r in yarn}
+        assert nll[128, 1] == plain[1]["nll"] and nll[128, 4] != plain[1]["nll"]
+        assert nll[128, 4] != orig[-1]["nll"] and nll[32, 1] == orig[0]["nll"]
+        d = next(r for r in yarn if (r["length"], r["yarn_factor"]) == (128, 4))
+        assert d["degradation"] == pytest.approx(nll[128, 4] - nll[32, 4])
+        assert d["degradation_interval"][0] <= d["degradation"] <= d["degradation_interval"][1]
+
+
+def test_a_killed_evaluation_goes_on_after_the_last_length(trained, tmp_path, monkeypatch, capsys):
+    flags = ["--lengths", "16,32,64", "--max_tokens", "1024", "--out", str(tmp_path / "a.json")]
+    perplexity(trained / "rope", *flags)
+    whole, measured = read(tmp_path / "a.json"), []
+    real = ppl.measure
+
+    def dying(text, length, *rest):
+        if length == 64 and measured.count(64) == 0:
+            measured.append(64)
+            raise KeyboardInterrupt
+        measured.append(length)
+        return real(text, length, *rest)
+
+    monkeypatch.setattr(ppl, "measure", dying)
+    (tmp_path / "a.json").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        perplexity(trained / "rope", *flags)
+    assert not (tmp_path / "a.json").exists() and (tmp_path / "a.json.partial").exists()
+    perplexity(trained / "rope", *flags)
+    assert measured == [16, 32, 64, 64], "16 and 32 were not measured again"
+    again = read(tmp_path / "a.json")
+    assert again | {"created": ""} == whole | {"created": ""}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    (tmp_path / "a.json.partial").write_text("{nonsense")
+    perplexity(trained / "rope", *flags)
+    with monkeypatch.context() as other:
+        measured[:] = []
+        other.setattr(ppl, "measure", dying)
+        with pytest.raises(KeyboardInterrupt):
+            perplexity(trained / "rope", *flags)
+    perplexity(trained / "rope", *flags, "--mask_eot")
+    assert measured[-3:] == [16, 32, 64], "parts of another measurement are not used"
 
 
 def test_retrofit_works_when_asked_for(trained):
@@ -297,37 +499,7 @@ def test_unknown_evaluation_and_foreign_data_are_refused(trained, tmp_path, caps
     assert "vocab_size 100, the model was trained on 257" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- report.py and sample.py
-
-
-def test_report_is_one_table_with_an_empty_cell_for_what_is_missing(trained, tmp_path, capsys):
-    for mode, lengths in (("rope", "32,64"), ("rove", "64")):
-        for path in (trained / mode / "eval").glob("*.json"):
-            path.unlink()
-        perplexity(trained / mode, "--lengths", lengths, "--max_tokens", "1024")
-    report.main([str(trained / "rope"), str(trained / "rove"), "--out", str(tmp_path / "r")])
-    text = (tmp_path / "r/report.md").read_text()
-    row = next(line for line in text.splitlines() if "| rove |" in line)
-    assert (
-        "32 (trained)" in text
-        and row.split("|")[3].strip() == ""
-        and text in capsys.readouterr().out
-    )
-    perplexity(trained / "rove", "--lengths", "64", "--max_tokens", "2048")
-    with pytest.raises(SystemExit) as stop:
-        report.main([str(trained / "rope"), str(trained / "rove")])
-    assert stop.value.code == 2 and "different targets" in capsys.readouterr().err
-    for content in ("{}", "[]", '{"kind": "perplexity", "protocol": "packed", "results": []}'):
-        odd = trained / "rope/eval/odd.json"
-        odd.write_text(content)
-        with pytest.raises(SystemExit):
-            report.main(["--out", str(tmp_path / "r"), str(trained / "rope")])
-        assert "odd.json: not a result" in capsys.readouterr().err
-        odd.unlink()
-    for runs in ([], [str(tmp_path / "nothing")]):
-        with pytest.raises(SystemExit) as stop:
-            report.main(runs)
-        assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+# ---------------------------------------------------------------- sample.py
 
 
 def written(capsys, *flags):

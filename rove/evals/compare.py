@@ -1,0 +1,182 @@
+"""`eval.py compare A B`: differences B - A on the same text, items or samples, with intervals.
+
+A and B are result files or run folders; several training seeds of an arm are joined by commas, in
+the same order on both sides. Intervals (95 %) come from a paired bootstrap over units, items or
+samples, and over seeds jointly where there are several. Of NLLs less is better.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rove.evals.bootstrap import LEAST, draw_means, interval
+from rove.evals.core.tasks import BY_LABEL
+from rove.evals.results import read_result
+from rove.evals.ruler.results import gain_of
+from rove.files import write_json
+
+Result = dict[str, Any]
+Row = dict[str, Any]
+SAME = {  # what two results of a kind must have in common
+    "perplexity": ("protocol", "data", "tokens", "mask_eot", "scored"),
+    "core": ("mode", "data", "truncation", "max_length", "max_per_task", "bos_id"),
+    "ruler": ("layout", "data"),
+}
+
+
+def run(a: str, b: str, out: str | None) -> None:
+    """Compare, print a line for each measure, and write all of them to `out` if that is given."""
+    arms = [[Path(name) for name in side.split(",")] for side in (a, b)]
+    if len(arms[0]) != len(arms[1]):
+        raise ValueError(f"A has {len(arms[0])} results, B has {len(arms[1])}: give pairs of seeds")
+    comparisons = []
+    for files_a, files_b in pair_up(*arms):
+        results_a, results_b = ([read_result(f) for f in files] for files in (files_a, files_b))
+        rows = compare(results_a, results_b, [str(file) for file in (*files_a, *files_b)])
+        content: dict[str, Any] = {"a": [str(f) for f in files_a], "b": [str(f) for f in files_b]}
+        comparisons.append(content | {"rows": rows})
+        print(f"{' '.join(content['b'])} minus {' '.join(content['a'])}")
+        for row in rows:
+            print(f"  {_shown(row)}")
+    if out is not None:
+        write_json(Path(out), {"kind": "compare", "comparisons": comparisons})
+        print(f"wrote {out}")
+
+
+def pair_up(a: list[Path], b: list[Path]) -> list[tuple[list[Path], list[Path]]]:
+    """Return the files of A and B that belong together; ValueError when there are none.
+
+    Files are taken as they stand. In run folders, results belong together that differ in the run
+    and the value path only: of one kind and protocol, with or without YaRN on both sides.
+    """
+    if all(path.is_file() for path in (*a, *b)):
+        return [(a, b)]
+    for path in (*a, *b):
+        if not path.is_dir():
+            raise ValueError(
+                f"{path}: neither all files nor all run folders; give one or the other"
+            )
+    found = [[_by_name(folder) for folder in side] for side in (a, b)]
+    names = set.intersection(*(set(files) for side in found for files in side))
+    if not names:
+        raise ValueError(f"{a[0]} and {b[0]}: no results of the same kind and protocol in both")
+    return [tuple([files[n] for files in side] for side in found) for n in sorted(names)]  # type: ignore[misc]
+
+
+def _by_name(folder: Path) -> dict[str, Path]:
+    """Return the result files of a run by name without the value path."""
+    files = {}
+    for path in sorted(folder.glob("eval/*.json")):
+        for mode in ("rope", "rove"):
+            name = path.stem.replace(f"_{mode}", "_")
+            if name != path.stem and not name.startswith("perplexity_positions"):
+                files[name] = path
+    return files
+
+
+def compare(a: list[Result], b: list[Result], names: list[str]) -> list[Row]:
+    """Return the differences of B's results from A's, one for each seed on either side.
+
+    ValueError when they did not measure the same: data, protocol, lengths, tasks.
+    """
+    first = a[0]
+    kind = first["kind"]
+    if kind not in SAME or first.get("protocol") == "positions":
+        raise ValueError(f"{names[0]}: of kind {kind!r}, which has no paired pieces to compare")
+    for result, name in zip((*a, *b), names, strict=True):
+        for key in ("kind", *SAME[kind]):
+            if result.get(key) != first.get(key):
+                both = f"{result.get(key)!r}, {names[0]} has {first.get(key)!r}"
+                raise ValueError(f"{name}: {key} is {both}; evaluate them alike")
+        if (found := _parts(result)) != (wanted := _parts(first)):
+            odd = sorted(set(found) ^ set(wanted), key=str) or [found]
+            raise ValueError(f"{name} and {names[0]}: not the same lengths or tasks ({odd[0]})")
+    measures = {"perplexity": _perplexity, "core": _core, "ruler": _ruler}
+    return list(measures[kind](a, b))
+
+
+def _parts(result: Result) -> list[Any]:
+    """Return what a result has a row for."""
+    if result["kind"] == "core":
+        return sorted(result["tasks"])
+    if result["kind"] == "ruler":
+        return [(row["task"], row["length"], row["n"]) for row in result["results"]]
+    return [(row["length"], len(row["block_nll"])) for row in result["results"]]
+
+
+def _difference(what: str, values: Any, unit: str) -> Row:
+    """Return the row of a measure from differences (n_seeds, n); None where a value is missing."""
+    x = np.array(values, dtype=np.float64)
+    x = x[:, ~np.isnan(x).any(axis=0)]
+    n = x.shape[1]
+    return {
+        "what": what,
+        "difference": float(x.mean()) if n else None,
+        "interval": interval(draw_means(x)) if n >= LEAST else None,
+        "unit": unit,
+        "n": n,
+        "seeds": len(x),
+    }
+
+
+def _perplexity(a: list[Result], b: list[Result]) -> Iterable[Row]:
+    def blocks(results: list[Result], number: int) -> Any:
+        return np.array([result["results"][number]["block_nll"] for result in results])
+
+    rows = a[0]["results"]
+    context = [i for i, row in enumerate(rows) if row["length"] == a[0]["block_size"]]
+    for number, row in enumerate(rows):
+        difference = blocks(b, number) - blocks(a, number)
+        factors = f"factors {row['yarn_factor']:g}, {b[0]['results'][number]['yarn_factor']:g}"
+        yield _difference(f"NLL at {row['length']} ({factors})", difference, "nats/token")
+        if len(context) == 1 and number != context[0]:
+            base = blocks(b, context[0]) - blocks(a, context[0])
+            yield _difference(f"D({row['length']})", difference - base, "nats/token")
+
+
+def _core(a: list[Result], b: list[Result]) -> Iterable[Row]:
+    def right(results: list[Result], label: str) -> Any:
+        return np.array([[int(c) for c in r["tasks"][label]["correct"]] for r in results])
+
+    labels = [label for label in BY_LABEL if label in a[0]["tasks"]]
+    values = {label: right(b, label) - right(a, label) for label in labels}
+    for label in labels:
+        yield _difference(f"accuracy, {label}", values[label], "share of items")
+    whole = "CORE" if len(labels) == len(BY_LABEL) else f"mean of the {len(labels)} tasks run"
+    for table in ("v1", "v2"):
+        scale = {
+            label: 1 - 0.01 * getattr(BY_LABEL[label], f"baseline_{table}") for label in labels
+        }
+        draws = np.mean([draw_means(values[x], i) / scale[x] for i, x in enumerate(labels)], axis=0)
+        mean = float(np.mean([values[x].mean() / scale[x] for x in labels]))
+        row = _difference(f"{whole}, centered {table}", [[mean]], "centered accuracy")
+        yield row | {"interval": interval(draws), "n": sum(values[x].shape[1] for x in labels),
+                     "seeds": len(a)}  # fmt: skip
+
+
+def _ruler(a: list[Result], b: list[Result]) -> Iterable[Row]:
+    measures: dict[str, tuple[Callable[[Row], Any], str]] = {
+        "NLL": (lambda row: row["nll"], "nats/token"),
+        "gain": (gain_of, "nats/token"),
+        "exact match": (lambda row: float(row["exact"]), "share of samples"),
+        "string match": (lambda row: row["string_match"], "percent"),
+    }
+    for number, row in enumerate(a[0]["results"]):
+        for name, (measure, unit) in measures.items():
+            sides = [[[measure(sample) for sample in r["results"][number]["samples"]]
+                      for r in side] for side in (b, a)]  # fmt: skip
+            both = np.array(sides[0], dtype=np.float64) - np.array(sides[1], dtype=np.float64)
+            found = _difference(f"{name}, {row['task']} at {row['length']}", both, unit)
+            if found["n"]:
+                yield found
+
+
+def _shown(row: Row) -> str:
+    within = row["interval"]
+    shown = "no interval, too few" if within is None else f"[{within[0]:+.4f}, {within[1]:+.4f}]"
+    seeds = "" if row["seeds"] == 1 else f", {row['seeds']} seeds"
+    return (
+        f"{row['what']:48s} {row['difference']:+.4f} {shown} {row['unit']}, n = {row['n']}{seeds}"
+    )

@@ -1,0 +1,1 @@
+"""Perplexity by context length: `protocols` says what is scored, `run` measures and writes it."""

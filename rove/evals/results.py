@@ -1,0 +1,69 @@
+"""Result files: where they go, and what an evaluation that was killed had measured already."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rove import distributed as dist
+from rove.files import write_json
+
+
+def result_path(out: str | None, run: Path, name: str, pos_mode: str, yarn_values: str) -> Path:
+    """Return `out`, or a file under the run's eval folder; its folder is made.
+
+    Raises ValueError, before anything is measured, when it cannot be written.
+    """
+    orig = "_orig" if yarn_values == "orig" else ""
+    path = Path(out) if out else run / "eval" / f"{name}_{pos_mode}{orig}.json"
+    if path.is_dir():
+        raise ValueError(f"--out {path}: is a folder; name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{path.parent}: may not write there; give --out")
+    return path
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Return what a result file holds; ValueError for a file that is none."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(result["kind"], str) and isinstance(result, dict):
+            return result
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise ValueError(f"{path}: not a result of eval.py")
+
+
+class Partial:
+    """The parts of a result, kept beside its file as they come, until all are there.
+
+    `identity` says what is measured; parts that were measured of anything else are not used.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any], world: dist.World) -> None:
+        self.path, self.world = path.with_name(path.name + ".partial"), world
+        self.identity = json.loads(json.dumps(identity))
+        self.parts: dict[str, Any] = dist.gather(self._read() if world.is_main else {})[0]
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            return dict(found["parts"]) if found["identity"] == self.identity else {}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return {}
+
+    def get(self, name: str, measure: Callable[[], Any]) -> Any:
+        """Return the part of this name: as measured before, or now by `measure`, on all ranks."""
+        if name not in self.parts:
+            self.parts[name] = measure()
+            if self.world.is_main:
+                write_json(self.path, {"identity": self.identity, "parts": self.parts})
+        return self.parts[name]
+
+    def finish(self, path: Path, content: dict[str, Any]) -> None:
+        """Write the whole result and remove the parts."""
+        if self.world.is_main:
+            write_json(path, content)
+            self.path.unlink(missing_ok=True)

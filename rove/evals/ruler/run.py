@@ -1,0 +1,126 @@
+"""`eval.py ruler` from start to end."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from functools import partial as bind
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rove import distributed as dist
+from rove.evals.bootstrap import mean_interval
+from rove.evals.cost import forward_flops
+from rove.evals.perplexity.protocols import parse_numbers
+from rove.evals.results import Partial, result_path
+from rove.evals.ruler import (
+    TASKS,
+    Sample,
+    Sources,
+    categories,
+    make_samples,
+    needs,
+    read_samples,
+    score_samples,
+    summarize,
+    write_samples,
+)
+from rove.evals.ruler.results import gain_of
+from rove.evals.session import Session
+from rove.tokenizer import Tokenizer, load_tokenizer
+
+Job = tuple[str, int]  # task, length
+
+
+def find_samples(e: Session, tokenizer: Tokenizer) -> dict[Job, list[Sample]]:
+    """Return the samples to score by task and length: read from a file, or made."""
+    s = e.settings
+    names = None if s.tasks is None else [name.strip() for name in s.tasks.split(",")]
+    lengths = parse_numbers("lengths", s.lengths or "4096,8192")
+    if s.samples is not None:
+        task = names[0] if names is not None and len(names) == 1 else None
+        length = lengths[0] if s.lengths is not None and len(lengths) == 1 else None
+        found: dict[Job, list[Sample]] = {}
+        for sample in read_samples(Path(s.samples), task, length):
+            found.setdefault((sample.task, sample.length), []).append(sample)
+        return found
+    sources = Sources(*(None if p is None else Path(p) for p in (s.essay, s.squad, s.hotpot)))
+    lacking = {task: needs(task, sources) for task in names or TASKS}
+    if names is not None and (fault := next(filter(None, lacking.values()), None)):
+        raise ValueError(fault)
+    for reason in filter(None, lacking.values()):
+        e.say(f"notice: left out: {reason}")
+    jobs = [(task, n) for n in lengths for task, reason in lacking.items() if reason is None]
+    bar = e.bar(len(jobs) * s.num_samples, "sample made")
+    how = tokenizer.encode, sources, s.layout, bar.update
+    made = {(task, n): make_samples(task, n, s.num_samples, s.seed, *how) for task, n in jobs}
+    bar.close()
+    return made
+
+
+def run(e: Session) -> None:
+    """Score every task at every length and write the result."""
+    s, tokenizer = e.settings, load_tokenizer(e.saved["tokenizer"]["name"])
+    mode, values = e.only_variant()
+    jobs = find_samples(e, tokenizer)
+    name = f"ruler_{'samples' if s.samples else s.layout}"
+    path = result_path(s.out, e.run, name, mode, values)
+    if s.save_samples is not None and e.world.is_main:
+        folder = Path(s.save_samples)
+        folder.mkdir(parents=True, exist_ok=True)
+        for (task, length), samples in jobs.items():
+            write_samples(folder / f"{task}_{length}.jsonl", samples)
+    e.open(mode, values)
+    e.say(f"RULER by the NLL of the answer: {e.describe()}")
+    flops = sum(2 * len(made) * forward_flops(e.model.config, length, 32)
+                for (_, length), made in jobs.items())  # fmt: skip
+    n_samples = sum(map(len, jobs.values()))
+    e.say(f"cost: {n_samples} samples, with controls; {e.describe_cost(flops)}")
+    bar = e.bar(-(-n_samples // e.world.size), "sample")
+
+    def generate(ids: Tensor, max_new_tokens: int) -> list[int]:
+        stops = (tokenizer.eot_id,)
+        out = e.model.generate(ids, max_new_tokens, 0.0, stop_ids=stops, max_context=None)
+        return [int(i) for i in out[0, ids.shape[1] :]]
+
+    setting: dict[str, Any] = {"layout": "file" if s.samples else s.layout}
+    setting |= {"generated": s.generate, "samples_seed": None if s.samples else s.seed}
+    partial = Partial(path, e.identity("ruler", **setting), e.world)
+    results, hashes = [], []
+    for (task, length), samples in jobs.items():
+        factors = e.factors(mode, length)
+        if len(factors) > 1:
+            raise ValueError(f"yarn_factor={s.yarn_factor}: one factor at a time here")
+        how = e.set_factor(factors[0])
+        text = json.dumps([asdict(sample) for sample in samples])
+        hashes.append(hashlib.sha256(text.encode()).hexdigest())
+        score = bind(score_samples, samples, e.score, generate if s.generate else None,
+                     tokenizer.encode, tokenizer.decode, tokenizer.eot_id, s.batch_size,
+                     e.device, e.world.rank, e.world.size, dist.gather, bar.update)  # fmt: skip
+        rows = partial.get(f"{task} {length} {how['yarn_factor']} {hashes[-1]}", score)
+        row = summarize(task, length, rows) | how | {"sha256": hashes[-1]}
+        row["variant"] = None if s.samples else TASKS[task].variant
+        row["nll_interval"] = mean_interval([r["nll"] for r in rows])
+        gains = [gain for gain in map(gain_of, rows) if gain is not None]
+        row["gain_interval"] = mean_interval(gains)
+        results.append(row)
+        _say_row(e, row)
+    bar.close()
+    data = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    content = e.common("ruler") | setting | {"data": data, "results": results}
+    partial.finish(path, content | {"categories": categories(results)})
+    e.say(f"wrote {path}")
+
+
+def _say_row(e: Session, row: dict[str, Any]) -> None:
+    def shown(key: str, form: str) -> str:
+        return "n/a" if row[key] is None else format(row[key], form)
+
+    match = "" if row["string_match"] is None else f"  string match {row['string_match']:.1f} %"
+    nll = f"nll {row['nll']:.3f} (format only {shown('nll_guess', '.3f')})"
+    found = f"gain {shown('gain', '+.3f')}  exact {row['exact']:.3f}{match}  {nll}"
+    how = f"factor {row['yarn_factor']:g}, {row['n']} samples"
+    e.say(f"  {row['task']:18s} {row['length']:6d}  {found}  {how}")
+    for part in row["by_hop"] or []:
+        e.say(f"    {part['hop']} hops: exact {part['exact']:.3f}, nll {part['nll']:.3f}")
