@@ -30,7 +30,7 @@ from rove import device as dev
 from rove import distributed as dist
 from rove import runs
 from rove.config import flatten, load, to_dict, user_errors
-from rove.metrics import fetch_losses, open_metrics
+from rove.metrics import check_finite, fetch_losses, open_metrics
 from rove.optim import learning_rate, make_optimizer
 from rove.shards import BatchOrder, TokenData, open_split, split_batch
 from rove.signals import StopSignals
@@ -304,6 +304,7 @@ def main(argv: list[str]) -> None:
         bar.set_postfix(loss=f"{loss_now:.4f}", tok_per_s=f"{tok_per_s:,.0f}")
         if evaluates:
             val_loss = evaluate(model, val, n_val_windows, micro_batch_size, world, cast)
+            check_finite(step, val_loss)
             pending[-1]["val/loss"] = val_loss
             losses = f"train loss {loss_now:.4f}, val loss {val_loss:.4f} nats/token"
             say(f"step {step}: {losses}, {tok_per_s:,.0f} tokens/s")

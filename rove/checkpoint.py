@@ -29,7 +29,8 @@ def save_checkpoint(run: Path, checkpoint: dict[str, Any], is_best: bool, keep: 
     """Write a checkpoint atomically, point latest.json (and best.json) at it, prune older ones.
 
     checkpoint: the keys of KEYS, plain types and tensors. The last `keep` and the best are kept;
-    latest.json lists them, so that they can be trusted if the newest or best.json fails.
+    latest.json lists them, so that they can be trusted if the newest or best.json fails. When it
+    fails, nothing is pruned.
     """
     assert set(checkpoint) == KEYS, KEYS ^ set(checkpoint)
     folder = run / "checkpoints"
@@ -37,26 +38,26 @@ def save_checkpoint(run: Path, checkpoint: dict[str, Any], is_best: bool, keep: 
     step = checkpoint["step"]
     path = folder / f"step_{step:08d}.pt"
     before = vouched_entries(folder)
-    best = _entry(_pointer(folder / "best.json")) or _entry(
-        _pointer(folder / "latest.json", "best")
-    )
+    best = _entry(_pointer(folder / "latest.json", "best"))
+    best = best or _entry(_pointer(folder / "best.json"))
     try:
         sha256 = write_atomic(path, lambda file: torch.save(checkpoint, file))  # type: ignore[arg-type]
         size_bytes = path.stat().st_size
         entry = {"file": path.name, "step": step, "size_bytes": size_bytes, "sha256": sha256}
         if is_best:
             best = entry | {"val_loss": checkpoint["best_val_loss"]}
-        if is_best or best != _pointer(folder / "best.json"):
-            write_json(folder / "best.json", best or {})
         before = [old for old in before if old["step"] < step]
         latest = entry | {"older": before[: max(keep - 1, 1)], "best": best}
         write_json(folder / "latest.json", latest)
-        before = [entry, *before[: keep - 1]]
-    finally:  # also when it failed, or checkpoints that nothing vouches for would pile up
-        kept = {old["file"] for old in (*before, best) if old}
-        for file in step_files(folder):
-            if file.name not in kept:
-                file.unlink()
+    except BaseException:  # checkpoints that nothing vouches for would pile up
+        path.unlink(missing_ok=True)
+        raise
+    if best != _pointer(folder / "best.json"):
+        write_json(folder / "best.json", best or {})
+    kept = {old["file"] for old in (entry, *before[: keep - 1], best) if old}
+    for file in step_files(folder):
+        if file.name not in kept:
+            file.unlink()
     return path
 
 
@@ -72,7 +73,12 @@ def try_to_save(run: Path, checkpoint: dict[str, Any], is_best: bool, keep: int)
 def step_files(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder that bear our names, the newest first."""
     found = (path for path in folder.glob("step_*.pt") if STEP_FILE.fullmatch(path.name))
-    return sorted(found, key=lambda path: int(path.stem.split("_")[1]), reverse=True)
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """Return the step in the name of a checkpoint."""
+    return int(path.stem.split("_")[1])
 
 
 def _entry(value: Any) -> dict[str, Any] | None:
@@ -106,26 +112,43 @@ def latest_path(run: Path) -> Path | None:
     """Return the newest checkpoint of a run folder that can be trusted, None when it has none.
 
     It must have the size and hash that latest.json or best.json notes; otherwise, with a warning,
-    the one before it is taken. Raises ValueError when there are some and none is whole.
+    the one before it is taken. Where latest.json itself is damaged or gone, files that nothing
+    vouches for are taken by the checksums in them. ValueError when there are some and none is
+    whole.
     """
     folder = run / "checkpoints"
-    vouched = vouched_entries(folder)
-    for entry in vouched:
-        path = folder / entry["file"]
-        right_size = path.exists() and path.stat().st_size == entry["size_bytes"]
-        if right_size and sha256_of(path) == entry["sha256"]:
+    vouched = {entry["file"]: entry for entry in vouched_entries(folder)}
+    named = [folder / name for name in vouched]
+    others = [path for path in step_files(folder) if path.name not in vouched]
+    if newest_entry(folder) is None and others:
+        warnings.warn(f"{folder / 'latest.json'} is damaged or gone", stacklevel=2)
+        candidates = sorted([*named, *others], key=step_of, reverse=True)
+    else:
+        candidates = [*named, *others]
+    for path in candidates:
+        if path.name in vouched and _is_as_noted(path, vouched[path.name]):
             return path
-        warnings.warn(f"{path} is damaged or gone: trying the one before", stacklevel=2)
-    for path in step_files(folder):  # what no JSON file speaks of, perhaps because they are gone
-        if path.name not in {entry["file"] for entry in vouched}:
-            try:
+        try:
+            if path.name not in vouched:
                 read_checkpoint(path)
                 return path
-            except ValueError as error:
-                warnings.warn(str(error), stacklevel=2)
-    if vouched or step_files(folder):
-        raise ValueError(f"{folder}: no checkpoint there is whole; train in another --out_dir")
+            warnings.warn(f"{path} is damaged or gone: trying the one before", stacklevel=2)
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=2)
+    if candidates:
+        remedy = f"train in another --out_dir, or remove {folder} to start over"
+        raise ValueError(f"{folder}: no checkpoint there is whole; {remedy}")
     return None
+
+
+def _is_as_noted(path: Path, entry: dict[str, Any]) -> bool:
+    right_size = path.exists() and path.stat().st_size == entry["size_bytes"]
+    return right_size and sha256_of(path) == entry["sha256"]
+
+
+def newest_entry(folder: Path) -> dict[str, Any] | None:
+    """Return what latest.json says of the newest checkpoint; None when it is damaged or gone."""
+    return _entry(_pointer(folder / "latest.json"))
 
 
 def read_checkpoint(path: Path, trusted: bool = False) -> dict[str, Any]:
@@ -186,7 +209,12 @@ def restore(
         if saved[key] != value:
             raise ValueError(f"{path}: its {key} differ from what is asked for (data, seed, batch)")
     model.load_state_dict(saved.pop("model"))
+    own = [
+        {key: group[key] for key in ("betas", "weight_decay")} for group in optimizer.param_groups
+    ]
     optimizer.load_state_dict(saved.pop("optimizer"))
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)  # as asked for now, which can differ from what was saved
     scaler_state = saved.pop("scaler")
     if scaler_state["growth_interval"] == scaler.get_growth_interval():
         scaler.load_state_dict(scaler_state)

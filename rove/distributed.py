@@ -18,7 +18,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 T = TypeVar("T")
-CONNECT_TIMEOUT = timedelta(minutes=10)
+STORE_TIMEOUT = timedelta(minutes=1)  # to reach torchrun's store; if its agent died, twice that
+CONNECT_TIMEOUT = timedelta(minutes=10)  # for the other ranks to come
 CONTROL_TIMEOUT = timedelta(days=1)
 
 
@@ -55,7 +56,7 @@ def connect(world: World, device: torch.device, timeout_s: float) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
         timeout = timedelta(seconds=timeout_s)
         # torchrun's store outlives a restart: without a prefix ranks can meet dead ones' addresses
-        _Control.store, rank, size = next(dist.rendezvous("env://", timeout=CONNECT_TIMEOUT))
+        _Control.store, rank, size = next(dist.rendezvous("env://", timeout=STORE_TIMEOUT))
         store = dist.PrefixStore(f"attempt_{world.restarts}", _Control.store)
         store.set(f"here_{rank}", "yes")  # the group's own timeout starts once all have come
         store.wait([f"here_{other}" for other in range(size)], CONNECT_TIMEOUT)

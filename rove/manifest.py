@@ -35,6 +35,11 @@ def _check_manifest(manifest: Any) -> None:
         raise ValueError("a count that is no whole number")
     if not manifest["eot_id"] < tokenizer["vocab_size"] <= 2**16 or not tokenizer["name"]:
         raise ValueError(f"tokenizer {tokenizer}, end-of-text {manifest['eot_id']}")
+    if not isinstance(tokenizer["name"], str) or type(tokenizer.get("sha256")) not in (
+        str,
+        type(None),
+    ):
+        raise ValueError(f"tokenizer {tokenizer}")
     if not shards or len({shard["file"] for shard in shards}) < len(shards):
         raise ValueError("no shards, or one listed twice")
     if not isinstance(manifest.get("settings", {}), dict):

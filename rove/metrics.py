@@ -1,6 +1,7 @@
 """What a run reports: metrics.jsonl always, wandb beside it when asked for."""
 
 import json
+import math
 import os
 import queue
 import threading
@@ -87,7 +88,7 @@ class Wandb:
                 resume="allow",
                 config=config,
             )
-            self.id = made.id
+            self.id = str(made.id)
             self.begun.set()
             while (row := self.rows.get()) is not None:
                 made.log(row, step=row["step"])
@@ -123,7 +124,10 @@ class Metrics:
         """Put every line onto the disk, as a checkpoint must not be ahead; return what failed."""
         if fault := self._flush():
             return f"{METRICS}: {fault}"
-        os.fsync(self.file.fileno())
+        try:
+            os.fsync(self.file.fileno())
+        except OSError as error:  # quotas and network disks tell it here
+            return f"{METRICS}: {error.strerror or error!r}"
         return None
 
     def _flush(self) -> str | None:
@@ -160,6 +164,12 @@ def fetch_losses(pending: list[dict[str, Any]], is_fp16: bool) -> None:
         ranks = [rank for rank, own in enumerate(loss) if not own.isfinite()]
         if ranks or not (norm.isfinite() or is_fp16):
             what = f"loss not finite on rank {ranks}" if ranks else "gradient not finite"
-            raise SystemExit(f"error: step {row['step']}: {what}; the last checkpoint is good")
+            raise SystemExit(f"error: step {row['step']}: {what}; nothing of it is saved")
         row["train/loss"] = float(loss.double().mean())
         row["grad_norm"] = float(norm) if norm.isfinite() else None
+
+
+def check_finite(step: int, val_loss: float) -> None:
+    """End the run at a validation loss that is not finite, as at a training loss."""
+    if not math.isfinite(val_loss):
+        raise SystemExit(f"error: step {step}: validation loss not finite; nothing of it is saved")

@@ -7,7 +7,14 @@ from typing import IO, Any
 
 import yaml
 
-from rove.checkpoint import STEP_FILE, latest_path, step_files, vouched_entries
+from rove.checkpoint import (
+    STEP_FILE,
+    latest_path,
+    newest_entry,
+    step_files,
+    step_of,
+    vouched_entries,
+)
 from rove.config import flatten, load, to_dict
 
 OWN_TEMPORARIES = {
@@ -18,8 +25,7 @@ OWN_TEMPORARIES = {
 def lock_run(run: Path) -> IO[str]:
     """Take the folder's only writer's place until the returned file is closed or the process ends.
 
-    Raises ValueError while another process holds it. What a killed writer left behind goes:
-    temporary files, and checkpoints newer than the newest that latest.json vouches for.
+    Raises ValueError while another process holds it.
     """
     run.mkdir(parents=True, exist_ok=True)
     lock = (run / ".lock").open("a")
@@ -28,16 +34,22 @@ def lock_run(run: Path) -> IO[str]:
     except OSError:
         lock.close()
         raise ValueError(f"{run}: another process is training here; end it first") from None
+    return lock
+
+
+def tidy_run(run: Path) -> None:
+    """Remove what a killed writer left behind.
+
+    That is temporary files, and checkpoints newer than the newest that latest.json vouches for.
+    """
     folder = run / "checkpoints"
     for path in [*run.glob("*.tmp"), *folder.glob("*.tmp")]:
         if path.name in OWN_TEMPORARIES or STEP_FILE.fullmatch(path.stem):
             path.unlink()
-    vouched = vouched_entries(folder)
-    for path in step_files(folder) if vouched else []:
-        newer = path.name > vouched[0]["file"]
-        if newer and path.name not in {entry["file"] for entry in vouched}:
+    newest, vouched = newest_entry(folder), {e["file"] for e in vouched_entries(folder)}
+    for path in step_files(folder):
+        if newest and step_of(path) > newest["step"] and path.name not in vouched:
             path.unlink()
-    return lock
 
 
 def find_run(
@@ -45,10 +57,12 @@ def find_run(
 ) -> Path | None:
     """Return the checkpoint to go on from, or None for a run that starts (or never saved).
 
+    The folder is tidied, unless it is refused.
     Raises ValueError when the folder holds a run and `resume` is false, or when a setting whose
     dotted key begins with one of `fixed` differs from the run's; other differences are told.
     """
     if not any((run / name).exists() for name in ("config.yaml", "metrics.jsonl", "checkpoints")):
+        tidy_run(run)
         return None
     if not resume:
         ways = "--train.resume auto continues it, another --out_dir starts a new one"
@@ -60,6 +74,7 @@ def find_run(
                 raise ValueError(f"{key}={value}: the run in {run} has {saved[key]}; keep that")
             if value != saved[key] and key not in ("train.resume", "out_dir"):
                 say(f"resume: {key} was {saved[key]}, is now {value}")
+    tidy_run(run)
     return latest_path(run)
 
 

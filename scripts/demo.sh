@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # RoPE against RoVE on the standard library's text: prepare, train both side by side, perplexity in
-# four modes, one table, samples. What is done already is reused; `rm -rf out/demo-*` starts anew.
+# every mode, samples, and a report with tables and plots. What is done already is reused;
+# `rm -rf out/demo-*` starts anew.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -16,16 +17,20 @@ train() {
     "$python" train.py --config configs/demo.yaml --data.dir "$data" --model.pos_mode "$1" \
         --out_dir "out/demo-$1" --train.resume auto 2>&1 | sed -u "s/^/[$1] /"
 }
-evaluate() {
-    local mode
+measured() {  # whether every mode of $1 has a result of protocol $2 that is newer than its weights
+    local mode result
     for mode in "$1" "$1+yarn"; do
-        local result="out/demo-$1/eval/perplexity_packed_$mode.json"
-        if [ "$result" -nt "out/demo-$1/checkpoints/latest.json" ] &&
-            grep -q '"tokens": 131072,*$' "$result" && grep -q '"length": 2048' "$result"; then
-            continue
-        fi
-        "$python" eval.py perplexity --checkpoint "out/demo-$1" --data "$data" --pos_mode "$mode" \
-            --lengths 64,128,256,512,1024,2048 --max_tokens 131072 2>&1 | sed -u "s/^/[$mode] /"
+        result="out/demo-$1/eval/perplexity_$2_$mode.json"
+        [ "$result" -nt "out/demo-$1/checkpoints/latest.json" ] || return 1
+    done
+}
+evaluate() {
+    local protocol
+    for protocol in packed tail positions; do
+        measured "$1" $protocol && continue
+        "$python" eval.py perplexity --checkpoint "out/demo-$1" --data "$data" \
+            --pos_mode "$1,$1+yarn" --yarn_values yarn,orig --protocol $protocol \
+            --lengths 64,128,256,512,1024,2048 2>&1 | sed -u "s/^/[$1] /"
     done
 }
 

@@ -35,7 +35,7 @@ code=$?
 
 # torchrun's own exit code does not tell a signal from a fault, the run's last words do. A fault is
 # not tried again; a run that a signal stopped before its last step is.
-if [ $code -ne 0 ] && tail -n +$((seen + 1)) "$log" | grep -q "stopped by signal"; then
+if [ $code -ne 0 ] && tail -n +$((seen + 1)) "$log" | grep "stopped by signal" > /dev/null; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit $code

@@ -360,6 +360,24 @@ def test_non_finite_gradient_alone_stops_the_run(data, tmp_path, monkeypatch):
     assert all(p.isfinite().all() for p in captured[0].parameters())
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_validation_loss_that_is_not_finite_ends_the_run(data, tmp_path, monkeypatch, bad):
+    monkeypatch.setattr(train, "evaluate", lambda *_: bad)
+    with pytest.raises(SystemExit, match="step 4: validation loss not finite"):
+        run(data, tmp_path / "run")
+    assert not list((tmp_path / "run").glob("checkpoints/*.pt"))
+
+
+def test_settings_of_the_optimizer_changed_at_resume_are_applied(data, tmp_path):
+    run(data, tmp_path / "run", train__max_steps=4)
+    changes = {"optim__weight_decay": 0.7, "optim__beta1": 0.5, "optim__lr": 1e-4}
+    run(data, tmp_path / "run", train__resume="auto", **changes)
+    groups = load_checkpoint(tmp_path / "run")["optimizer"]["param_groups"]
+    assert [group["weight_decay"] for group in groups] == [0.7, 0.0]
+    assert all(group["betas"][0] == 0.5 for group in groups)
+    assert read_metrics(tmp_path / "run")[4]["lr"] <= 1e-4
+
+
 def test_every_wrapper_saves_and_loads_the_same_names(tmp_path):
     from torch.nn.parallel import DistributedDataParallel
 

@@ -4,6 +4,7 @@ HOOK_SLOW_SAVE: seconds that a checkpoint stays a temporary file before it is re
 HOOK_SLOW_EVAL: seconds that the last rank's evaluation takes longer than the others'.
 HOOK_RAISE: "STEP:RANK:MARKER" raises there once; MARKER is a file that then exists.
 HOOK_WANDB_S: the longest waits for wandb, in seconds.
+HOOK_STORE_S: the longest wait for torchrun's store, in seconds.
 HOOK_COUNT: folder in which each rank leaves how many updates it made.
 """
 
@@ -11,6 +12,7 @@ import atexit
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
@@ -18,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
 import model  # noqa: E402
+import rove.distributed  # noqa: E402
 import rove.files  # noqa: E402
 import rove.metrics  # noqa: E402
 import train  # noqa: E402
@@ -76,6 +79,8 @@ if __name__ == "__main__":
         raise_once(*fault.split(":", 2))
     if seconds := os.environ.get("HOOK_WANDB_S"):
         rove.metrics.INIT_S = rove.metrics.FINISH_S = float(seconds)
+    if seconds := os.environ.get("HOOK_STORE_S"):
+        rove.distributed.STORE_TIMEOUT = timedelta(seconds=float(seconds))
     if folder := os.environ.get("HOOK_COUNT"):
         count_updates(folder)
     train.main(sys.argv[1:])

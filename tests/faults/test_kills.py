@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import time
+import warnings
 
 import pytest
 import torch
@@ -182,6 +183,10 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, policy, count):
     count("full disk")
 
 
+def metrics_fsync_fails(descriptor):
+    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+
 def test_metrics_wait_in_memory_while_the_disk_is_full(tmp_path, monkeypatch, count):
     from rove.metrics import Metrics, Wandb
 
@@ -198,6 +203,9 @@ def test_metrics_wait_in_memory_while_the_disk_is_full(tmp_path, monkeypatch, co
         metrics.write([{"step": 2}])
     assert "No space left" in metrics.sync(), "no checkpoint may be ahead of its metrics"
     metrics.file = real
+    with monkeypatch.context() as quota:
+        quota.setattr(os, "fsync", metrics_fsync_fails)
+        assert "quota" in metrics.sync().lower()
     assert metrics.sync() is None
     metrics.write([{"step": 3}])
     metrics.close()
@@ -308,12 +316,61 @@ def test_damaged_pointers_lose_nothing(tmp_path, content, count):
     train.main(tiny_flags(data, out, **settings(20), train__resume="auto"))
     assert same_run(tmp_path / "straight", out)
     (folder / "best.json").write_text(best)
+    newest = latest_path(out)
     (folder / "latest.json").write_text(content)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert latest_path(out) == newest
     with (out / "metrics.jsonl").open("a") as file:
         file.write('{}\n[]\n{"step": null}\n')
     train.main(tiny_flags(data, out, **settings(20), train__resume="auto"))
     assert same_run(tmp_path / "straight", out)
     count("damaged pointer", 2)
+
+
+@pytest.mark.parametrize("content", [None, '{"fi'])
+def test_the_newest_checkpoint_is_found_when_latest_json_is_not_and_the_best_is_older(
+    tmp_path, monkeypatch, content, count
+):
+    losses = iter([1.0, 2.0])  # the best is at step 4, latest.json speaks of 8
+    monkeypatch.setattr(train, "evaluate", lambda *_: next(losses))
+    data, out = make_data(tmp_path / "data"), tmp_path / "run"
+    changes = settings(8) | {"train__checkpoint_interval": 2, "train__eval_interval": 4}
+    train.main(tiny_flags(data, out, **changes))
+    monkeypatch.undo()
+    latest, names = out / "checkpoints/latest.json", sorted((out / "checkpoints").glob("*.pt"))
+    assert [path.name[-6:] for path in names] == ["004.pt", "006.pt", "008.pt"]
+    latest.unlink() if content is None else latest.write_text(content)
+    refused(run_script("train.py", *tiny_flags(data, out, **changes)))
+    assert sorted((out / "checkpoints").glob("*.pt")) == names, "a refused start removes nothing"
+    with pytest.warns(UserWarning, match="latest.json is damaged or gone"):
+        assert load_checkpoint(out)["step"] == 8
+    changes |= {"train__max_steps": 10, "train__resume": "auto"}
+    result = run_script("train.py", *tiny_flags(data, out, **changes))
+    assert "at step 8" in result.stdout and "damaged or gone" in result.stderr
+    count("latest.json gone")
+
+
+def test_a_full_disk_without_pointers_removes_no_checkpoint(tmp_path, monkeypatch, count):
+    from rove import checkpoint as ckpt
+
+    run = tmp_path / "run"
+    train.main(tiny_flags(make_data(tmp_path / "data"), run, **settings(10)))
+    saved = load_checkpoint(run)
+    saved.pop("file")
+    for name in ("latest.json", "best.json"):
+        (run / "checkpoints" / name).unlink()
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    for broken in ("write_atomic", "write_json"):
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(ckpt, broken, full)
+        assert "No space" in ckpt.try_to_save(run, saved | {"step": 15}, False, keep=1)
+        assert sorted(path.name for path in (run / "checkpoints").iterdir()) == names
+        monkeypatch.undo()
+    count("full disk without pointers", 2)
 
 
 def test_files_that_are_not_ours_stay(tmp_path, count):

@@ -130,6 +130,22 @@ def test_a_killed_rank_ends_the_job(data, tmp_path, count):
 
 
 @pytest.mark.faults
+def test_workers_end_when_their_agent_is_killed_before_they_have_met(data, tmp_path, count):
+    out = tmp_path / "run"
+    env = {"HOOK_STORE_S": "3"}
+    process = launch(HOOKED, *tiny_flags(data, out, **LONG), ranks=2, env=env)
+    wait_for(lambda: len(children(process)) == 2, process)
+    workers = children(process)
+    process.kill()  # its store dies with it, while the workers still import torch
+    process.wait()
+    end = time.monotonic() + 60
+    while alive(workers) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not alive(workers) and not out.exists()
+    count("SIGKILL of the agent at the start")
+
+
+@pytest.mark.faults
 def test_torchrun_restarts_from_the_last_checkpoint(data, tmp_path, count):
     changes = {"train__max_steps": 12, "train__checkpoint_interval": 3, "train__log_interval": 1}
     train.main(tiny_flags(data, tmp_path / "straight", **changes))
