@@ -1,0 +1,1 @@
+"""The report: run folders and their results as tables and plots, each section from a module."""
