@@ -27,14 +27,14 @@ T_95 = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-ONE_SEED = "One seed per arm ({settings}): one seed proves nothing about a small difference."
+ONE_SEED = "One seed per arm: one seed proves nothing about a small difference."
 SIGN = (
     "Of each arm the value, or mean ± standard deviation (n - 1) over its (n) seeds, in "
     "nats/token. Differences are paired by seed, RoVE - RoPE: negative = RoVE better. Their 95 % "
     "interval is Student's t over the seeds: very wide with two of them, and none with one."
 )
 HEAD = (
-    *("setting", "measure", "mode", "step", "RoPE", "RoVE"),
+    *("measure", "mode", "step", "RoPE", "RoVE"),
     *("difference by seed", "mean difference", "95 % interval"),
 )
 ORIG = ", values orig"
@@ -106,26 +106,24 @@ def arms_section(runs: Sequence[Run], results: Sequence[Result]) -> Section:
     """Return the section that sums up seeds and compares the arms."""
     settings = list(dict.fromkeys(setting_of(run) for run in runs))
     groups = [[run for run in runs if setting_of(run) == setting] for setting in settings]
-    lines: list[list[str]] = []
-    notes: list[str] = []
-    single: list[str] = []
+    parts: list[str] = []
     for name, group in zip(_names(settings, groups), groups, strict=True):
         arms: dict[str, dict[int, Values]] = {"rope": {}, "rove": {}}
         first: dict[tuple[str, int], Run] = {}
+        parts += [f"**{name}**"] if len(groups) > 1 else []
         for run in group:
             kept = first.setdefault((run.arm, run.seed), run)
             if kept is run:
                 arms[run.arm][run.seed] = measures(run, results)
             else:
-                notes.append(f"{run.name} repeats seed {run.seed} of {kept.name}: left out.")
+                parts.append(f"{run.name} repeats seed {run.seed} of {kept.name}: left out.")
+        lines = _compared(arms["rope"], arms["rove"])
         if max(map(len, arms.values())) < 2:
-            single.append(name)
-        lines += [[name, *cells] for cells in _compared(arms["rope"], arms["rove"])]
-    if single:
-        notes.insert(0, ONE_SEED.format(settings="; ".join(single)))
-    if lines:
-        notes += [SIGN, table(HEAD, lines)]
-    return Section("Arms and seeds", "\n\n".join(notes))
+            parts.append(ONE_SEED)
+            lines = lines[:1]  # the tables above have the rest
+        if lines:
+            parts += [SIGN] * (SIGN not in parts) + [table(HEAD, lines)]
+    return Section("Arms and seeds", "\n\n".join(parts))
 
 
 def _names(settings: Sequence[tuple[tuple[str, str], ...]], groups: list[list[Run]]) -> list[str]:
