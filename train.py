@@ -172,12 +172,12 @@ def main(argv: list[str]) -> None:
     config = load(Config, argv, prog="train.py", description="Train GPT-2 with rotary positions.")
     t, T, run = config.train, config.model.block_size, Path(config.out_dir)
     world = dist.read_world()
-
     say = partial(dist.say, world)
 
     # What to run, checked before anything is written
     with user_errors():
         device = dev.resolve_device(t.device, world.local_rank)
+        dev.keep_freed_memory(device)
         dtype = dev.resolve_dtype(t.dtype, device, config.model.n_embd)
         micro_batch_size, grad_accum_steps = split_batch(
             t.tokens_per_step, t.micro_batch_size, T, world.size

@@ -1,0 +1,120 @@
+"""What the benchmarks share: sides that take turns, medians and ratios, a peer's code by path."""
+
+import contextlib
+import importlib.util
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Times = dict[str, list[float]]
+
+
+Make = Callable[[], Callable[[], object]]  # in its own process: prepare, return what is timed
+
+
+def alternate(sides: dict[str, Make], repeats: int, warm_up: int = 1, device: str = "cpu") -> Times:
+    """Return the seconds of `repeats` calls of each side, taken in turns after warm_up rounds.
+
+    Turns, because a machine's speed drifts: only ratios of medians from one run mean anything. Each
+    side lives in a process of its own, so that none profits from what another sets or allocates.
+    """
+    context = multiprocessing.get_context("spawn")
+    workers = {}
+    for name, make in sides.items():
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(make, there, device), daemon=True)
+        process.start()
+        there.close()
+        workers[name] = (process, here)
+    times: Times = {name: [] for name in sides}
+    try:
+        for number in range(warm_up + repeats):
+            for name, (_, pipe) in workers.items():
+                pipe.send("go")
+                seconds = pipe.recv()
+                if number >= warm_up:
+                    times[name].append(seconds)
+    except (EOFError, ConnectionError):
+        raise ValueError(f"side {name!r} failed; its traceback stands above") from None
+    finally:
+        for process, pipe in workers.values():
+            pipe.close()
+            process.join(30)
+    return times
+
+
+def _serve(make: Make, pipe: Any, device: str) -> None:
+    side = make()
+    with contextlib.suppress(EOFError):
+        while pipe.recv():
+            start = time.perf_counter()
+            side()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            pipe.send(time.perf_counter() - start)
+
+
+def summary(times: Times, base: str, **more: Any) -> dict[str, Any]:
+    """Return by side the median, spread (quartiles) and how many times faster than `base` it is.
+
+    Ratios are those of the medians; `faster_low` and `faster_high` are the quartiles of the ratios
+    within a round.
+    """
+    result: dict[str, Any] = dict(more)
+    for name, own in times.items():
+        ratios = [b / x for b, x in zip(times[base], own, strict=True)]
+        low, high = (_quartile(ratios, q) for q in (1, 3))
+        median = statistics.median(own)
+        result[name] = {
+            "median_s": median,
+            "quartiles_s": [_quartile(own, 1), _quartile(own, 3)],
+            "faster": statistics.median(times[base]) / median,
+            "faster_low": low,
+            "faster_high": high,
+            "times_s": own,
+        }
+    return result
+
+
+def _quartile(values: list[float], number: int) -> float:
+    return statistics.quantiles(values, n=4)[number - 1] if len(values) > 1 else values[0]
+
+
+def show(result: dict[str, Any], base: str) -> None:
+    """Print a line for each side of a summary."""
+    for name, row in result.items():
+        if isinstance(row, dict) and "median_s" in row:
+            spread = f"[{row['faster_low']:.2f}, {row['faster_high']:.2f}]"
+            ratio = f"{row['faster']:6.2f} x {spread} as fast as {base}" if name != base else ""
+            print(f"  {name:28s} {row['median_s'] * 1e3:10.1f} ms  {ratio}")
+
+
+def make_products(dtype: torch.dtype, device: str, size: int = 2048) -> Callable[[], object]:
+    """Return a call that multiplies two square matrices, 2 size^3 FLOPs: the device's ceiling."""
+    a = torch.randn(size, size, device=device).to(dtype)
+    return lambda: torch.mm(a, a)
+
+
+def peer_module(folder: str, file: str) -> Any:
+    """Import one file of a peer's checkout under a name of its own; ValueError if it has none."""
+    path = Path(folder) / file
+    if not path.is_file():
+        raise ValueError(f"--peer {folder}: has no {file}; give a checkout of nanoGPT")
+    spec = importlib.util.spec_from_file_location(f"peer_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def peer_gpt(folder: str, **sizes: Any) -> Any:
+    """Return nanoGPT's model of these sizes, without biases, as its train.py makes it."""
+    module = peer_module(folder, "model.py")
+    return module.GPT(module.GPTConfig(dropout=0.0, bias=False, vocab_size=50304, **sizes))
