@@ -1,0 +1,132 @@
+"""Check a device before it is trusted with a run: against float64, compiled, cached, resumed.
+
+    python bench/device_checks.py --out checks.json
+
+Each check prints its figure and its bound; the exit code is 1 if one is missed. The reference is
+tests/oracle.py, an independent float64 model on the CPU.
+"""
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import oracle  # noqa: E402
+
+from model import GPT, GPTConfig  # noqa: E402
+from rove import checkpoint as ckpt  # noqa: E402
+from rove import device as dev  # noqa: E402
+from rove.config import load  # noqa: E402
+from rove.files import write_json  # noqa: E402
+from rove.optim import make_optimizer  # noqa: E402
+from train import OptimConfig  # noqa: E402
+
+FP32_BOUND, BF16_BOUND, PEAK_BOUND = 1e-3, 0.1, 1.02
+
+
+@dataclass(frozen=True)
+class Settings:
+    length: int = 512
+    """tokens of the sequences that are compared"""
+    n_layer: int = 12
+    """blocks of the model whose memory is measured"""
+    n_embd: int = 768
+    """its width, 64 for each head"""
+    batch_size: int = 8
+    """its sequences of 1,024 tokens"""
+    out: str | None = None
+    """JSON file of the figures"""
+
+
+def against_float64(device: torch.device, length: int) -> dict[str, float]:
+    """Return the largest error of logits in every mode, in units of their standard deviation."""
+    found = {}
+    for mode, values in oracle.CASES:
+        config = oracle.wide(mode, factor=4.0, yarn_values=values)
+        net, idx = oracle.lively(config), oracle.ids(config, 2, length)
+        wanted = oracle.logits(net.state_dict(), config, idx)
+        net = net.to(device)
+        for dtype in (torch.float32, torch.bfloat16):
+            with dev.autocast(device, dtype), torch.no_grad():
+                got = net(idx.to(device))[0].double().cpu()
+            error = float((got - wanted).abs().max() / wanted.std())
+            found[f"{mode}, values {values}, {dtype}"] = error
+    return found
+
+
+def compiled_against_eager(device: torch.device, length: int) -> dict[str, float]:
+    """Return the difference of losses in every mode, bf16, nats/token."""
+    found = {}
+    for mode in oracle.MODES:
+        net, idx = oracle.lively(oracle.wide(mode)).to(device), None
+        idx = oracle.ids(net.config, 2, length + 1).to(device)
+        losses = []
+        for _ in range(2):
+            with dev.autocast(device, torch.bfloat16):
+                losses.append(float(net(idx[:, :-1], idx[:, 1:])[1].detach()))
+            net.compile(fullgraph=True)
+        found[mode] = abs(losses[0] - losses[1])
+    return found
+
+
+def peak_after_resume(device: torch.device, s: Settings) -> float | None:
+    """Return a step's peak memory in a resumed run over that in a fresh one; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    config = GPTConfig(n_layer=s.n_layer, n_head=s.n_embd // 64, n_embd=s.n_embd, pos_mode="rove")
+    x = torch.randint(50257, (s.batch_size, 1024), device=device)
+    dtype = dev.resolve_dtype("auto", device, s.n_embd)
+    peaks: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for resumes in (False, True):
+            model = GPT(config).to(device)
+            optimizer, scaler = make_optimizer(model, OptimConfig()), dev.make_scaler(device, dtype)
+            if resumes:
+                path = Path(folder) / "checkpoints/step_00000001.pt"
+                ckpt.restore(path, {}, model, optimizer, scaler)
+            for _ in range(2):
+                torch.cuda.reset_peak_memory_stats()
+                with dev.autocast(device, dtype):
+                    model(x, x)[1].backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            peaks.append(torch.cuda.max_memory_allocated())
+            state: dict[str, Any] = dict.fromkeys(ckpt.KEYS) | {"format": ckpt.FORMAT, "step": 1}
+            state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            tokenizer = {"name": "gpt2", "vocab_size": 50257, "sha256": None, "eot_id": 50256}
+            state |= {"scaler": scaler.state_dict(), "model_config": config.stored()}
+            ckpt.save_checkpoint(Path(folder), state | {"tokenizer": tokenizer}, False, keep=1)
+            del model, optimizer, state
+            torch.cuda.empty_cache()
+    return peaks[1] / peaks[0]
+
+
+def main(argv: list[str]) -> None:
+    """Run the checks; exit with 1 if one misses its bound."""
+    s = load(Settings, argv, prog="bench/device_checks.py", description=__doc__)
+    device = dev.resolve_device("auto")
+    torch.manual_seed(0)
+    errors = against_float64(device, s.length)
+    compiled = compiled_against_eager(device, s.length)
+    peak = peak_after_resume(device, s)
+    checks = [(name, error, FP32_BOUND if "float32" in name else BF16_BOUND)
+              for name, error in errors.items()]  # fmt: skip
+    checks += [(f"compiled, {mode}", error, 1e-2) for mode, error in compiled.items()]
+    checks += [] if peak is None else [("peak memory after resume", peak, PEAK_BOUND)]
+    for name, value, bound in checks:
+        print(f"  {'ok    ' if value <= bound else 'MISSED'} {name:44s} {value:.2e} <= {bound:g}")
+    if s.out is not None:
+        rows = [{"check": n, "value": v, "bound": b} for n, v, b in checks]
+        write_json(Path(s.out), {"checks": rows, "device": dev.environment(device, True)})
+    if any(value > bound for _, value, bound in checks):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

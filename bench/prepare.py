@@ -1,0 +1,127 @@
+"""Time tokenizing a parquet file into shards, against build-nanogpt's fineweb.py, taking turns.
+
+    python bench/prepare.py --files 'sample/*.parquet' --peer ../build-nanogpt --out prepare.json
+
+Without --files, a parquet file is written from the interpreter's standard library, repeated. The
+peer's script runs as it is, with its hub data set and its number of processes replaced at run time.
+"""
+
+import glob
+import multiprocessing
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+from timing import alternate, show, summary  # noqa: E402
+
+from rove.config import load, user_errors  # noqa: E402
+from rove.files import write_json  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Settings:
+    files: str | None = None
+    """parquet files with a column `text`, a pattern; null: made from the standard library"""
+    num_workers: int = 2
+    """processes of either side"""
+    peer: str | None = None
+    """checkout of build-nanogpt"""
+    repeats: int = 3
+    """timed runs of each side"""
+    out: str | None = None
+    """JSON file of the result"""
+
+
+def make_parquet(path: Path, repeats: int = 4) -> None:
+    """Write the standard library's modules, each several times, as FineWeb's files look."""
+    import pyarrow
+    from pyarrow import parquet
+
+    files = sorted(Path(os.__file__).parent.glob("*.py"))
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files] * repeats
+    parquet.write_table(pyarrow.table({"text": texts}), path)
+
+
+def make_ours(pattern: str, num_workers: int) -> Callable[[], object]:
+    """Return a call that prepares the files with prepare_fineweb.py."""
+
+    def prepare() -> None:
+        command = [sys.executable, str(ROOT / "prepare_fineweb.py"), "--source", "files"]
+        command += ["--files", pattern, "--tokenizer", "gpt2", "--num_workers", str(num_workers)]
+        with tempfile.TemporaryDirectory() as folder:
+            command += ["--out_dir", f"{folder}/shards"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    return prepare
+
+
+def make_peers(files: list[str], num_workers: int, peer: str) -> Callable[[], object]:
+    """Return a call that runs the peer's script in a process of its own."""
+
+    def prepare() -> None:
+        command = [sys.executable, __file__, "run-peer", peer, str(num_workers), *files]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    return prepare
+
+
+def run_peer(peer: str, num_workers: int, files: list[str]) -> None:
+    """Run fineweb.py on local files: from a copy, as it writes beside itself."""
+    import datasets
+    import tiktoken
+
+    from rove.tokenizer import load_tokenizer
+
+    multiprocessing.set_start_method("fork")
+    encoding, real = load_tokenizer("gpt2").encoding, datasets.load_dataset
+    tiktoken.get_encoding = lambda name: encoding
+    os.cpu_count = lambda: 2 * num_workers  # it takes half of them
+    with tempfile.TemporaryDirectory() as folder:
+        local: Any = partial(real, "parquet", data_files=files, split="train", cache_dir=folder)
+        datasets.load_dataset = lambda *_, **__: local()
+        script = shutil.copy(Path(peer) / "fineweb.py", folder)
+        runpy.run_path(script, run_name="__main__")
+
+
+def main(argv: list[str]) -> None:
+    """Print the time of each side."""
+    s = load(Settings, argv, prog="bench/prepare.py", description=__doc__)
+    with user_errors(), tempfile.TemporaryDirectory() as name:
+        if s.peer is not None and not (Path(s.peer) / "fineweb.py").is_file():
+            raise ValueError(
+                f"--peer {s.peer}: has no fineweb.py; give a checkout of build-nanogpt"
+            )
+        if s.files is None:
+            make_parquet(Path(name) / "stdlib.parquet")
+        pattern = s.files or f"{name}/stdlib.parquet"
+        files = sorted(glob.glob(pattern))
+        if not files:
+            raise ValueError(f"--files {pattern}: no such files")
+        sides: dict[str, Any] = {"prepare_fineweb.py": partial(make_ours, pattern, s.num_workers)}
+        if s.peer is not None:
+            sides["build-nanogpt"] = partial(make_peers, files, s.num_workers, s.peer)
+        times = alternate(sides, s.repeats)
+    base = list(sides)[-1]
+    result = summary(times, base)
+    show(result, base)
+    if s.out is not None:
+        write_json(Path(s.out), result | {"settings": vars(s)})
+        print(f"wrote {s.out}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["run-peer"]:
+        run_peer(sys.argv[2], int(sys.argv[3]), sys.argv[4:])
+    else:
+        main(sys.argv[1:])
