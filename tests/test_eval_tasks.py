@@ -9,7 +9,8 @@ from helpers import make_data, run_script, tiny_flags
 import eval as evaluation
 import train
 from rove.evals.compare import compare
-from rove.evals.ruler import scoring
+from rove.evals.ruler import Sources, make_samples, scoring, write_samples
+from rove.tokenizer import load_tokenizer
 
 COPA = "commonsense_reasoning/copa.jsonl"
 WINOGRAD = "language_understanding/winograd_wsc.jsonl"
@@ -186,11 +187,17 @@ def test_ruler_generates_beyond_the_window_when_asked(trained, tmp_path, monkeyp
         (["--tasks", "vt", "--lengths", "64"], ["vt", "64"]),
         (["--tasks", "vt", "--lengths", "0"], ["lengths='0'"]),
         (["--tasks", "vt", "--num_samples", "0"], ["num_samples=0"]),
+        (["--samples", "SAMPLES", "--tasks", "foo,vt"], ["foo"]),
+        (["--samples", "SAMPLES", "--tasks", "cwe,fwe"], ["holds no sample", "cwe,fwe"]),
+        (["--samples", "SAMPLES", "--lengths", "4096,512"], ["holds no sample", "4096,512"]),
         (["--samples", "no/such.jsonl"], ["no/such.jsonl"]),
         (["--tasks", "niah_single_2", "--essay", "no/such.txt"], ["no/such.txt"]),
     ],
 )
-def test_bad_requests_of_ruler_are_one_line(trained, capsys, flags, words):
+def test_bad_requests_of_ruler_are_one_line(trained, tmp_path, capsys, flags, words):
+    samples = make_samples("vt", 1024, 1, 0, load_tokenizer("byte").encode, Sources())
+    write_samples(tmp_path / "vt.jsonl", samples)
+    flags = [str(tmp_path / "vt.jsonl") if flag == "SAMPLES" else flag for flag in flags]
     error = refused(capsys, "ruler", "--checkpoint", trained / "rope", "--device", "cpu", *flags)
     assert all(word in error for word in words), error
 
@@ -198,7 +205,7 @@ def test_bad_requests_of_ruler_are_one_line(trained, capsys, flags, words):
 # ---------------------------------------------------------------- compare
 
 
-def perplexity_result(shift, seed=0, **changes):
+def perplexity_result(shift=0.0, seed=0, **changes):
     rows = [
         {"length": n, "yarn_factor": 1.0,
          "block_nll": [3 + 0.1 * i + (shift if n == 64 else 0.0) for i in range(30)]}
@@ -238,6 +245,33 @@ def test_what_was_not_measured_alike_is_not_compared(changes, word):
         compare([perplexity_result(0)], [perplexity_result(0, **changes)], ["a", "b"])
 
 
+def test_a_result_of_other_settings_is_kept_and_a_retrofit_is_not_compared(
+    trained, tmp_path, capsys
+):
+    import shutil
+
+    runs = [tmp_path / mode for mode in ("rope", "rove")]
+    for path in runs:
+        shutil.copytree(trained / path.name, path)
+        shutil.rmtree(path / "eval", ignore_errors=True)
+        run("perplexity", path, "--lengths", "32,64", "--max_tokens", "1920")
+    file = runs[0] / "eval/perplexity_packed_rope.json"
+    first = file.read_text()
+    run("perplexity", runs[0], "--lengths", "32,64", "--max_tokens", "1920")
+    assert not (runs[0] / "eval/older").exists(), "the same settings replace their result"
+    run("perplexity", runs[0], "--lengths", "64", "--max_tokens", "1920")
+    (older,) = (runs[0] / "eval/older").iterdir()
+    assert json.loads(older.read_text()) | {"created": ""} == json.loads(first) | {"created": ""}
+    run("perplexity", runs[0], "--lengths", "32,64", "--max_tokens", "1920")
+    evaluation.main(["compare", *map(str, runs), "--out", str(tmp_path / "before.json")])
+    retrofit = ["--pos_mode", "rove", "--allow_retrofit", "--lengths", "32,64"]
+    run("perplexity", runs[0], *retrofit, "--max_tokens", "1920")
+    evaluation.main(["compare", *map(str, runs), "--out", str(tmp_path / "after.json")])
+    assert read(tmp_path / "before.json") == read(tmp_path / "after.json")
+    both = ",".join([str(runs[0])] * 2)
+    assert "each seed once" in refused(capsys, "compare", both, ",".join([str(runs[1])] * 2))
+
+
 def test_compare_of_two_runs_takes_what_both_have(trained, tmp_path, capsys):
     for mode in ("rope", "rove"):
         evals = trained / mode / "eval"
@@ -258,7 +292,9 @@ def test_compare_of_two_runs_takes_what_both_have(trained, tmp_path, capsys):
     )
     row = found["accuracy, copa"]
     assert row["difference"] == pytest.approx(b["accuracy"] - a["accuracy"]) and row["n"] == 32
-    assert row["interval"] is not None and found["NLL, vt_hops at 2048"]["interval"] is None
+    assert row["interval"] is not None and row["n"] == 32
+    hops = next(row for what, row in found.items() if what.startswith("NLL, vt_hops at 2048"))
+    assert hops["interval"] is None and hops["n"] == 1, "four samples of one context"
     evaluation.main(["compare", both[0], both[0]])
     assert "+0.0000 [+0.0000, +0.0000]" in capsys.readouterr().out
     files = [f"{trained}/{m}/eval/perplexity_packed_{m}.json" for m in ("rope", "rove")]
@@ -268,7 +304,10 @@ def test_compare_of_two_runs_takes_what_both_have(trained, tmp_path, capsys):
     assert "takes A and B" in refused(capsys, "compare", files[0])
     assert "no/such" in refused(capsys, "compare", "no/such", files[0])
     odd = tmp_path / "odd.json"
-    for content in ("[]", "{}", "nonsense", '{"kind": 5}'):
+    broken = read(trained / "rope/eval/core_crop_rope.json")
+    broken["tasks"]["copa"]["correct"] = "0x"
+    bare = ["[]", "{}", "nonsense", '{"kind": 5}', '{"kind": "core"}', "[" * 9999]
+    for content in (*bare, json.dumps(broken)):
         odd.write_text(content)
         assert "odd.json: not a result" in refused(capsys, "compare", odd, odd)
     evaluation.main(["perplexity", "--checkpoint", both[0], "--device", "cpu",

@@ -511,13 +511,18 @@ def test_the_papers_cells_are_filled_from_its_sizes_alone(tmp_path, pair):
     rows = [length_row(4096, 2.0, 4.0)]
     perplexity(rove, "rove+yarn", rows=rows, yarn_values="orig", block_size=1024)
     inside, outside, recall = paper_rows(*runs, rove)
-    assert inside[2]["PPL @512"] == f"17.68 / {math.exp(3.15):.2f} (2 runs)", "exp of the mean NLL"
+    assert inside[2]["PPL @512"] == f"17.68 / {math.exp(3.15):.2f} (2 runs) (512 targets)", (
+        "exp of the mean NLL"
+    )
     assert inside[0]["PPL @512"] == "25.23 /", "no 124M was run"
     crop, free = (
         json.loads(p.read_text())["core_v1"] for p in sorted(rove.glob("eval/core*.json"))
     )
+    content = json.loads(next(rove.glob("eval/core*.json")).read_text())
+    n_items = sum(task["n"] for task in content["tasks"].values())
     assert (
-        inside[3]["Core ICL (up)"] == f"0.1856 / {crop:.4f} (crop 1,024), {free:.4f} (extrapolate)"
+        inside[3]["Core ICL (up)"] == f"0.1856 / {crop:.4f} (crop 1,024, {n_items} items), "
+        f"{free:.4f} (extrapolate, {n_items} items)"
     )
     assert outside[0]["4096"] == f"840.10 / {math.exp(6.15):.2f} (2 runs)"
     assert outside[3]["4096"] == "18.40 /" and outside[4]["4096"] == f"/ {math.exp(2):.2f}"

@@ -290,7 +290,7 @@ def row_of(**values):
 def test_results_by_depth_and_hop():
     rows = [
         row_of(depth=0, nll=1.0, nll_control=3.0, exact=True, hop=0),
-        row_of(depth=99, nll=2.0, hop=2),
+        row_of(depth=96, nll=2.0, hop=2),
         row_of(depth=100, nll=4.0, nll_control=5.0, hop=2, prefix_mismatch=1, first_rank=9),
         row_of(depth=999, nll=5.0, hop=0),
     ]

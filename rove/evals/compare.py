@@ -14,15 +14,16 @@ import numpy as np
 from rove.evals.bootstrap import LEAST, draw_means, interval
 from rove.evals.core.tasks import BY_LABEL
 from rove.evals.results import read_result
-from rove.evals.ruler.results import gain_of
+from rove.evals.ruler.results import by_context, gain_of
 from rove.files import write_json
+from rove.runs import read_run_config
 
 Result = dict[str, Any]
 Row = dict[str, Any]
 SAME = {  # what two results of a kind must have in common
-    "perplexity": ("protocol", "data", "tokens", "mask_eot", "scored"),
-    "core": ("mode", "data", "truncation", "max_length", "max_per_task", "bos_id"),
-    "ruler": ("layout", "data"),
+    "perplexity": ("protocol", "data", "tokens", "mask_eot", "scored", "stride", "dtype"),
+    "core": ("mode", "data", "truncation", "max_length", "max_per_task", "bos_id", "dtype"),
+    "ruler": ("layout", "data", "dtype"),
 }
 
 
@@ -37,12 +38,20 @@ def run(a: str, b: str, out: str | None) -> None:
         rows = compare(results_a, results_b, [str(file) for file in (*files_a, *files_b)])
         content: dict[str, Any] = {"a": [str(f) for f in files_a], "b": [str(f) for f in files_b]}
         comparisons.append(content | {"rows": rows})
-        print(f"{' '.join(content['b'])} minus {' '.join(content['a'])}")
+        print(f"{_named(files_b, results_b)} minus {_named(files_a, results_a)}")
+        if len(results_a) > 1:
+            few = "of few seeds the interval is too narrow; report.py has Student's t over seeds"
+            print(f"  seeds {[r['seed'] for r in results_a]}, resampled too: {few}")
         for row in rows:
             print(f"  {_shown(row)}")
     if out is not None:
         write_json(Path(out), {"kind": "compare", "comparisons": comparisons})
         print(f"wrote {out}")
+
+
+def _named(files: list[Path], results: list[Result]) -> str:
+    """Return files with what may differ between the sides without being refused."""
+    return ", ".join(f"{f} (step {r['step']})" for f, r in zip(files, results, strict=True))
 
 
 def pair_up(a: list[Path], b: list[Path]) -> list[tuple[list[Path], list[Path]]]:
@@ -66,11 +75,13 @@ def pair_up(a: list[Path], b: list[Path]) -> list[tuple[list[Path], list[Path]]]
 
 
 def _by_name(folder: Path) -> dict[str, Path]:
-    """Return the result files of a run by name without the value path."""
+    """Return a run's result files by name without the value path, that of its training."""
+    trained = str(read_run_config(folder).get("model", {}).get("pos_mode", ""))
+    arms = [arm for arm in ("rope", "rove") if trained.startswith(arm)] or ["rope", "rove"]
     files = {}
     for path in sorted(folder.glob("eval/*.json")):
-        for mode in ("rope", "rove"):
-            name = path.stem.replace(f"_{mode}", "_")
+        for arm in arms:
+            name = path.stem.replace(f"_{arm}", "_")
             if name != path.stem and not name.startswith("perplexity_positions"):
                 files[name] = path
     return files
@@ -79,9 +90,13 @@ def _by_name(folder: Path) -> dict[str, Path]:
 def compare(a: list[Result], b: list[Result], names: list[str]) -> list[Row]:
     """Return the differences of B's results from A's, one for each seed on either side.
 
-    ValueError when they did not measure the same: data, protocol, lengths, tasks.
+    ValueError when they did not measure the same: data, protocol, lengths, tasks; and when several
+    results of a side are not one for each seed, in the same order on both.
     """
     first = a[0]
+    seeds = [[result["seed"] for result in side] for side in (a, b)]
+    if len(a) > 1 and (seeds[0] != seeds[1] or len(set(seeds[0])) < len(a)):
+        raise ValueError(f"seeds of A are {seeds[0]}, of B {seeds[1]}: give each seed once, paired")
     kind = first["kind"]
     if kind not in SAME or first.get("protocol") == "positions":
         raise ValueError(f"{names[0]}: of kind {kind!r}, which has no paired pieces to compare")
@@ -164,13 +179,23 @@ def _ruler(a: list[Result], b: list[Result]) -> Iterable[Row]:
         "string match": (lambda row: row["string_match"], "percent"),
     }
     for number, row in enumerate(a[0]["results"]):
+        factors = f"factors {row['yarn_factor']:g}, {b[0]['results'][number]['yarn_factor']:g}"
         for name, (measure, unit) in measures.items():
-            sides = [[[measure(sample) for sample in r["results"][number]["samples"]]
-                      for r in side] for side in (b, a)]  # fmt: skip
-            both = np.array(sides[0], dtype=np.float64) - np.array(sides[1], dtype=np.float64)
-            found = _difference(f"{name}, {row['task']} at {row['length']}", both, unit)
+            both = [_by_context(x, y, number, measure) for x, y in zip(a, b, strict=True)]
+            what = f"{name}, {row['task']} at {row['length']} ({factors})"
+            found = _difference(what, both, unit)
             if found["n"]:
                 yield found
+
+
+def _by_context(
+    a: Result, b: Result, number: int, measure: Callable[[Row], Any]
+) -> list[float | None]:
+    """Return B - A by context of one task, where both sides have a value."""
+    row, samples = a["results"][number], [r["results"][number]["samples"] for r in (a, b)]
+    pairs = [(measure(x), measure(y)) for x, y in zip(*samples, strict=True)]
+    differences = [None if None in pair else pair[1] - pair[0] for pair in pairs]
+    return [*by_context(row["task"], samples[0], differences)]
 
 
 def _shown(row: Row) -> str:

@@ -1,12 +1,15 @@
 """Result files: where they go, and what an evaluation that was killed had measured already."""
 
+import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rove import distributed as dist
+from rove.evals.schema import check_result
 from rove.files import write_json
 
 
@@ -28,23 +31,22 @@ def result_path(out: str | None, run: Path, name: str, pos_mode: str, yarn_value
 def read_result(path: Path) -> dict[str, Any]:
     """Return what a result file holds; ValueError for a file that is none."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(result["kind"], str) and isinstance(result, dict):
-            return result
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    raise ValueError(f"{path}: not a result of eval.py")
+        return check_result(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a result of eval.py ({error})") from None
 
 
 class Partial:
     """The parts of a result, kept beside its file as they come, until all are there.
 
-    `identity` says what is measured; parts that were measured of anything else are not used.
+    `identity` says what is measured; parts that were measured of anything else have another file.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], world: dist.World) -> None:
-        self.path, self.world = path.with_name(path.name + ".partial"), world
-        self.identity = json.loads(json.dumps(identity))
+        text = json.dumps(identity, sort_keys=True)
+        self.identity, self.world = json.loads(text), world
+        name = f"{path.name}.{hashlib.sha256(text.encode()).hexdigest()[:8]}.partial"
+        self.path = path.with_name(name)
         self.parts: dict[str, Any] = dist.gather(self._read() if world.is_main else {})[0]
 
     def _read(self) -> dict[str, Any]:
@@ -63,7 +65,24 @@ class Partial:
         return self.parts[name]
 
     def finish(self, path: Path, content: dict[str, Any]) -> None:
-        """Write the whole result and remove the parts."""
+        """Write the whole result and remove the parts.
+
+        A result of other settings that stands there is moved to a folder `older` beside it.
+        """
         if self.world.is_main:
+            content = content | {"identity": self.identity}
+            _move_aside(path, self.identity)
             write_json(path, content)
             self.path.unlink(missing_ok=True)
+
+
+def _move_aside(path: Path, identity: dict[str, Any]) -> None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["identity"] == identity:
+            return
+        stamp = re.sub(r"\W", "", str(found["created"]))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return
+    (path.parent / "older").mkdir(exist_ok=True)
+    path.replace(path.parent / "older" / f"{path.stem}_{stamp}.json")

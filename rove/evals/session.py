@@ -14,6 +14,7 @@ from rove import device as dev
 from rove import distributed as dist
 from rove import runs
 from rove.evals import cost
+from rove.files import sha256_of
 
 
 class Session:
@@ -29,6 +30,7 @@ class Session:
         self.device = dev.resolve_device(settings.device, self.world.local_rank)
         self.saved = ckpt.load_checkpoint(settings.checkpoint)
         del self.saved["optimizer"]  # twice the model's memory
+        self.weights_sha256 = sha256_of(Path(self.saved["file"]))
         self.trained = self.saved["model_config"]
         self.dtype = dev.resolve_dtype(settings.dtype, self.device, self.trained["n_embd"])
         self.model: Any = None
@@ -136,10 +138,9 @@ class Session:
 
     def identity(self, kind: str, **more: Any) -> dict[str, Any]:
         """Return what must be equal for parts of a killed evaluation to be used."""
-        file = Path(self.saved["file"])
         common = {key: value for key, value in self.common(kind).items() if key != "created"}
-        weights = {"weights_mtime_ns": file.stat().st_mtime_ns, "device": self.device.type}
-        return common | weights | {"torch": torch.__version__} | more
+        where = {"device": self.device.type, "torch": torch.__version__}
+        return common | where | {"weights_sha256": self.weights_sha256} | more
 
     def describe(self) -> str:
         """Return the checkpoint and mode in words."""

@@ -10,9 +10,9 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from rove.config import flatten
+from rove.evals.schema import BY_LENGTH
 from rove.report.perplexity import shown_rows
 from rove.report.read import Result, Run
-from rove.report.schema import BY_LENGTH
 from rove.report.tables import Section, number, table
 
 # keys (or groups) that tell runs of one setting apart, or change no result by their own account

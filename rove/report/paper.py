@@ -17,6 +17,7 @@ INSIDE = {  # CORE, perplexity at 512 and at 1024
     ("354M", "rope"): (0.1664, 17.68, 15.64),
     ("354M", "rove"): (0.1856, 17.52, 15.52),
 }
+TARGETS = 10_485_760  # of a full evaluation; fewer are told
 OUTSIDE_LENGTHS = (2048, 4096, 8192, 16384)
 OUTSIDE = {
     "rope": (293.24, 840.10, 1412.76, 1630.72),
@@ -87,8 +88,12 @@ def _perplexity(results: Sequence[Result], length: int) -> str:
     """Return exp of the mean NLL at a length with its usual factor, protocol packed."""
     packed = [r for r in results if r.content.get("protocol") == "packed"]
     rows = [(r, row) for r in packed if not r.content["mask_eot"] for row in r.content["results"]]
-    nll = [(r, row["nll"]) for r, row in rows if row["length"] == length and is_usual(r, row)]
-    return _mean(nll, lambda mean: number(math.exp(mean), 2) if mean < 700 else "over e^700")
+    rows = [(r, row) for r, row in rows if row["length"] == length and is_usual(r, row)]
+    nll = [(r, row["nll"]) for r, row in rows]
+    text = _mean(nll, lambda mean: number(math.exp(mean), 2) if mean < 700 else "over e^700")
+    notes = [f"{row['tokens']:,} targets" for _, row in rows[:1] if row["tokens"] < TARGETS]
+    notes += [str(r.content["dtype"]) for r, _ in rows[:1] if r.content["dtype"] != "float32"]
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def _core(results: Sequence[Result]) -> str:
@@ -96,7 +101,9 @@ def _core(results: Sequence[Result]) -> str:
     ways: dict[str, list[tuple[Result, float]]] = {}
     for r in results:
         if r.content["core_v1"] is not None and r.content["max_per_task"] is None:
-            ways.setdefault(how(r), []).append((r, r.content["core_v1"]))
+            n_items = sum(task["n"] for task in r.content["tasks"].values())
+            way = f"{how(r)}, {n_items:,} items"
+            ways.setdefault(way, []).append((r, r.content["core_v1"]))
     return ", ".join(f"{_mean(found, number)} ({way})" for way, found in ways.items())
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from rove.evals.schema import BY_LENGTH
 from rove.report.plots import Frame, Series, curves, look_of_result
 from rove.report.read import Result
-from rove.report.schema import BY_LENGTH
 from rove.report.tables import Section, check_same, labels_apart, number, table, with_interval
 
 Row = dict[str, Any]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rove.evals.schema import MODES, check_result, conform
 from rove.metrics import read_metrics
-from rove.report.schema import MODES, check_result, conform
 from rove.runs import read_run_config
 
 SHAPE = ("n_layer", "n_head", "n_embd", "block_size")

@@ -24,6 +24,8 @@ def find_bundle(e: Session) -> Path:
     if s.download is None:
         if s.bundle is None:
             raise ValueError("--bundle DIR is needed (eval_data/ in it), or --download URL")
+        if s.sha256 is not None:
+            raise ValueError("--sha256 goes with --download URL")
         return Path(s.bundle)
     if s.sha256 is None:
         raise ValueError("--sha256 H is needed with --download, so that nothing else is unpacked")
@@ -46,7 +48,10 @@ def run(e: Session) -> None:
     mode, values = e.only_variant()
     path = result_path(s.out, e.run, f"core_{s.truncation}", mode, values)
     context = e.trained["block_size"]
-    max_length = None if s.truncation == "extrapolate" else s.max_length or context
+    if s.max_length is not None and s.truncation == "extrapolate":
+        e.say(f"warning: max_length={s.max_length} has no effect under extrapolate")
+    usual = context if s.max_length is None else s.max_length
+    max_length = None if s.truncation == "extrapolate" else usual
     factor = one_factor(e, mode, max_length, context)
     tokenizer = load_tokenizer(e.saved["tokenizer"]["name"])
     e.open(mode, values)
@@ -66,7 +71,7 @@ def run(e: Session) -> None:
     setting |= {"max_length": max_length, "max_per_task": s.max_per_task, **factor_used}
     setting |= {"bos_id": tokenizer.eot_id, "tokenizer_sha256": tokenizer.sha256}
     hashes = {task.label: sha256_of(file) for task, file, _ in loaded}
-    partial = Partial(path, e.identity("core", **setting), e.world)
+    partial = Partial(path, e.identity("core", **setting, hashes=hashes), e.world)
     results: dict[str, dict[str, Any]] = {}
     for task, _, items in loaded:
         name = f"{task.label} {hashes[task.label]}"

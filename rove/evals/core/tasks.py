@@ -94,10 +94,12 @@ def check_yaml(path: Path) -> None:
         raise ValueError(f"{path}: has no list icl_tasks; take core.yaml as the bundle ships it")
     for entry in entries:
         label = entry.get("label") if isinstance(entry, dict) else entry
-        task = BY_LABEL.get(str(label))
-        if task is None:
+        task = BY_LABEL.get(str(label)) if isinstance(entry, dict) else None
+        if task is None and isinstance(entry, dict):
             near = closest_label(str(label))
             raise ValueError(f"{path}: task {label!r}: label is not one of CORE's; is it {near!r}?")
+        if task is None:
+            raise ValueError(f"{path}: icl_tasks: {label!r} has no keys such as label, dataset_uri")
         expected: dict[str, Any] = {
             "dataset_uri": task.file,
             "num_fewshot": [task.n_shots],

@@ -45,7 +45,8 @@ def run(e: Session) -> None:
     """Measure every mode that the settings ask for, and write a result for each."""
     s, val = e.settings, open_data(e, e.settings.data)
     context = e.trained["block_size"]
-    lengths = ppl.parse_lengths(s.lengths) if s.lengths else ppl.default_lengths(context)
+    is_default = s.lengths is None
+    lengths = ppl.default_lengths(context) if is_default else ppl.parse_lengths(s.lengths)
     on_cpu = max(CPU_TOKENS, CPU_UNITS * lengths[-1])
     usual = on_cpu if e.device.type == "cpu" else GPU_TOKENS
     if s.protocol == "tail":  # its units have few targets each
@@ -90,8 +91,9 @@ def _measure_variant(
     s, mode = e.settings, e.model.config.pos_mode
     setting = {"protocol": s.protocol, "data": data, "mask_eot": s.mask_eot}
     setting |= {"units": len(text.rows), "largest": text.largest, "scored": text.n_scored}
-    partial = Partial(path, e.identity("perplexity", **setting), e.world)
+    setting |= {"stride": text.stride if s.protocol == "sliding" else None}
     jobs = [(length, factor) for length in lengths for factor in e.factors(mode, length)]
+    partial = Partial(path, e.identity("perplexity", **setting, jobs=jobs), e.world)
     e.say(f"{e.describe()}")
     own = range(e.world.rank, len(text.rows), e.world.size)
     bar = e.bar(sum(n * len(text.windows(n)) for n, _ in jobs) * len(own), "token")
@@ -116,7 +118,7 @@ def _measure_variant(
         ppl.add_degradation(rows, e.model.config.block_size, s.yarn_factor is None)
         _say_degradation(e, rows)
     content = e.common("perplexity") | setting | {"tokens": int(text.targets.size)}
-    content |= {"stride": text.stride if s.protocol == "sliding" else None, "results": rows}
+    content |= {"results": rows}
     if s.protocol == "positions":
         content["length"] = text.largest
     partial.finish(path, content)

@@ -62,7 +62,7 @@ def read_samples(path: Path, task: str | None = None, length: int | None = None)
 def _object(where: str, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"{where}: must be an object with fields, got {str(row)[:50]}")

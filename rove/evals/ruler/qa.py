@@ -45,7 +45,7 @@ def read_library(task: Task, sources: Sources) -> Library:
     read, text = _read_squad if task.source == "squad" else _read_hotpot, read_utf8(path)
     try:
         library = read(path, json.loads(text))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = "SQuAD 2.0" if task.source == "squad" else "HotpotQA with distractors"
@@ -57,6 +57,8 @@ def read_library(task: Task, sources: Sources) -> Library:
 
 def _number(documents: dict[str, int], text: str) -> int:
     """Return the number of a document, a new one for a new text."""
+    if not isinstance(text, str):
+        raise TypeError(f"a document is {text!r:.50}, no text")
     return documents.setdefault(text, len(documents))
 
 

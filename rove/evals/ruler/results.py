@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rove.evals.ruler.tasks import TASKS
+from rove.evals.ruler.tracing import N_VARIABLES
 
 Row = dict[str, Any]
 CATEGORIES = tuple(dict.fromkeys(task.category for task in TASKS.values()))
@@ -32,12 +33,13 @@ def summarize(task: str, length: int, rows: Sequence[Row]) -> Row:
     """Return the result of one task at one length from the rows of score_samples.
 
     Means over samples; gain and nll_control over those with a control (n_control). exact is a
-    share, string_match a percentage. by_depth has the tenths of depth / length; it is None where
-    no sample has a depth, by_hop where none has a hop.
+    share, string_match a percentage. by_depth has the tenths of the longest prompt; it is None
+    where no sample has a depth, by_hop where none has a hop.
     """
     assert rows, "no samples were scored"
     deep = [row for row in rows if row["depth"] is not None]
-    tenths = [[row for row in deep if _tenth(row, length) == i] for i in range(10)]
+    longest = length - TASKS[task].gen  # of a prompt
+    tenths = [[r for r in deep if min(9, 10 * r["depth"] // longest) == i] for i in range(10)]
     by_depth = [{"from": i / 10, "to": (i + 1) / 10} | _part(p) for i, p in enumerate(tenths)]
     hops = sorted({row["hop"] for row in rows if row["hop"] is not None})
     by_hop = [{"hop": hop} | _part([r for r in rows if r["hop"] == hop]) for hop in hops]
@@ -62,8 +64,14 @@ def summarize(task: str, length: int, rows: Sequence[Row]) -> Row:
     }
 
 
-def _tenth(row: Row, length: int) -> int:
-    return min(9, 10 * row["depth"] // length)
+def by_context(task: str, rows: Sequence[Row], values: Sequence[float | None]) -> list[float]:
+    """Return the values to resample: one for each context, as samples that share it are alike."""
+    contexts: dict[int, list[float]] = {}
+    for row, value in zip(rows, values, strict=True):
+        if value is not None:
+            shared = N_VARIABLES if TASKS[task].kind == "vt_hops" else 1
+            contexts.setdefault(row["index"] // shared, []).append(float(value))
+    return [math.fsum(own) / len(own) for own in contexts.values()]
 
 
 def _part(rows: Sequence[Row]) -> Row:

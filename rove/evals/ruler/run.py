@@ -4,6 +4,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from functools import partial as bind
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from rove.evals.ruler import (
     summarize,
     write_samples,
 )
-from rove.evals.ruler.results import gain_of
+from rove.evals.ruler.results import by_context, gain_of
+from rove.evals.ruler.tasks import find_task
 from rove.evals.session import Session
 from rove.tokenizer import Tokenizer, load_tokenizer
 
@@ -42,9 +44,16 @@ def find_samples(e: Session, tokenizer: Tokenizer) -> dict[Job, list[Sample]]:
         task = names[0] if names is not None and len(names) == 1 else None
         length = lengths[0] if s.lengths is not None and len(lengths) == 1 else None
         found: dict[Job, list[Sample]] = {}
+        for name in names or ():
+            find_task(name)
         for sample in read_samples(Path(s.samples), task, length):
-            found.setdefault((sample.task, sample.length), []).append(sample)
-        return found
+            is_wanted = names is None or sample.task in names
+            if is_wanted and (s.lengths is None or sample.length in lengths):
+                found.setdefault((sample.task, sample.length), []).append(sample)
+        if not found:
+            asked = f"tasks={s.tasks}, lengths={s.lengths}"
+            raise ValueError(f"{s.samples}: holds no sample of {asked}")
+        return {job: samples[: s.num_samples] for job, samples in found.items()}
     sources = Sources(*(None if p is None else Path(p) for p in (s.essay, s.squad, s.hotpot)))
     lacking = {task: needs(task, sources) for task in names or TASKS}
     if names is not None and (fault := next(filter(None, lacking.values()), None)):
@@ -86,28 +95,31 @@ def run(e: Session) -> None:
 
     setting: dict[str, Any] = {"layout": "file" if s.samples else s.layout}
     setting |= {"generated": s.generate, "samples_seed": None if s.samples else s.seed}
-    partial = Partial(path, e.identity("ruler", **setting), e.world)
-    results, hashes = [], []
+    hashes = {}
+    for job, samples in jobs.items():
+        text = json.dumps([asdict(sample) for sample in samples])
+        hashes[job] = hashlib.sha256(text.encode()).hexdigest()
+    data = hashlib.sha256("".join(hashes.values()).encode()).hexdigest()
+    identity = e.identity("ruler", **setting, data=data, yarn_factor=s.yarn_factor)
+    partial = Partial(path, identity, e.world)
+    results = []
     for (task, length), samples in jobs.items():
         factors = e.factors(mode, length)
         if len(factors) > 1:
             raise ValueError(f"yarn_factor={s.yarn_factor}: one factor at a time here")
         how = e.set_factor(factors[0])
-        text = json.dumps([asdict(sample) for sample in samples])
-        hashes.append(hashlib.sha256(text.encode()).hexdigest())
         score = bind(score_samples, samples, e.score, generate if s.generate else None,
                      tokenizer.encode, tokenizer.decode, tokenizer.eot_id, s.batch_size,
                      e.device, e.world.rank, e.world.size, dist.gather, bar.update)  # fmt: skip
-        rows = partial.get(f"{task} {length} {how['yarn_factor']} {hashes[-1]}", score)
-        row = summarize(task, length, rows) | how | {"sha256": hashes[-1]}
+        rows = partial.get(f"{task} {length} {how['yarn_factor']}", score)
+        row = summarize(task, length, rows) | how | {"sha256": hashes[task, length]}
         row["variant"] = None if s.samples else TASKS[task].variant
-        row["nll_interval"] = mean_interval([r["nll"] for r in rows])
-        gains = [gain for gain in map(gain_of, rows) if gain is not None]
-        row["gain_interval"] = mean_interval(gains)
+        for key, measure in (("nll", itemgetter("nll")), ("gain", gain_of)):
+            measured = by_context(task, rows, [measure(r) for r in rows])
+            row[f"{key}_interval"] = mean_interval(measured)
         results.append(row)
         _say_row(e, row)
     bar.close()
-    data = hashlib.sha256("".join(hashes).encode()).hexdigest()
     content = e.common("ruler") | setting | {"data": data, "results": results}
     partial.finish(path, content | {"categories": categories(results)})
     e.say(f"wrote {path}")

@@ -27,6 +27,7 @@ LENGTH_ROW: Schema = {
     **{"length": "size", "nll": "number", "tokens": "count", "yarn_factor": "number"},
     **{key: "number?" for key in ("ppl", "bits_per_byte", "degradation")},
     **{key: "interval?" for key in ("interval", "degradation_interval")},
+    "block_nll": "numbers?",
 }
 POSITION_ROW: Schema = {
     **{"from": "count", "to": "count", "nll": "number?", "tokens": "count"},
@@ -41,7 +42,7 @@ CORE: Schema = {
 CORE_TASK: Schema = {
     **{"accuracy": "number", "centered_v1": "number", "centered_v2": "number"},
     **{"n": "count", "cropped": "count", "span_capped": "count", "sha256": "text"},
-    "predictions": "counts?",
+    **{"predictions": "counts?", "correct": "bits?"},
 }
 RULER: Schema = {
     **{"layout": "text?", "samples_seed": "count?", "results": "list", "categories": "object"},
@@ -83,6 +84,8 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "number": _is_number,
     "interval": _is_interval,
     "counts": _are_counts,
+    "numbers": lambda value: isinstance(value, list) and all(map(_is_number, value)),
+    "bits": lambda value: isinstance(value, str) and not set(value) - set("01"),
 }
 
 
