@@ -524,8 +524,11 @@ def test_the_papers_cells_are_filled_from_its_sizes_alone(tmp_path, pair):
         inside[3]["Core ICL (up)"] == f"0.1856 / {crop:.4f} (crop 1,024, {n_items} items), "
         f"{free:.4f} (extrapolate, {n_items} items)"
     )
-    assert outside[0]["4096"] == f"840.10 / {math.exp(6.15):.2f} (2 runs)"
-    assert outside[3]["4096"] == "18.40 /" and outside[4]["4096"] == f"/ {math.exp(2):.2f}"
+    assert outside[0]["4096"] == f"840.10 / {math.exp(6.15):.2f} (2 runs) (512 targets)"
+    assert (
+        outside[3]["4096"] == "18.40 /"
+        and outside[4]["4096"] == f"/ {math.exp(2):.2f} (512 targets)"
+    )
     assert outside[4]["method"] == "RoVE + YaRN, values orig"
     niah = json.loads(file.read_text())["categories"]["4096"]["NIAH"]
     assert recall[1]["NIAH"] == f"3.63 / {niah:.2f}" and recall[1]["VT"] == "2.11 /"
