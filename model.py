@@ -151,7 +151,7 @@ class RotaryTables:
     def __init__(self, config: GPTConfig, device: torch.device) -> None:
         self.omega = rotary_frequencies(config, config.factor)
         orig = config.yarn_values == "orig"
-        self.value_omega = rotary_frequencies(config, 1.0) if orig else self.omega
+        self.value_omega = rotary_frequencies(config, 1.0) if orig else None
         self.scale = config.mscale**2 / math.sqrt(config.head_dim)
         self.grow(config.block_size, device)
 
@@ -161,15 +161,16 @@ class RotaryTables:
         """Hold tables for at least `length` positions on `device`."""
         rows = -(-length // TABLE_ROWS) * TABLE_ROWS
         t = torch.arange(rows, dtype=torch.float64, device="cpu")
-        angle, value_angle = torch.outer(t, self.omega), torch.outer(t, self.value_omega)
-        self.qk = torch.stack((angle.cos(), angle.sin())).float().to(device)
-        self.v = torch.stack((value_angle.cos(), value_angle.sin())).float().to(device)
+        angles = [torch.outer(t, w) for w in (self.omega, self.value_omega) if w is not None]
+        tables = [torch.stack((angle.cos(), angle.sin())).float().to(device) for angle in angles]
+        self.qk, self.v = tables[0], tables[-1]
 
     def at(self, start: int, stop: int, device: torch.device) -> Positions:
         """Return the entries of positions [start, stop)."""
         if self.qk.shape[1] < stop or self.qk.device != device:
             self.grow(max(stop, self.qk.shape[1]), device)
-        return Positions(self.qk[:, start:stop], self.v[:, start:stop], self.scale)
+        qk = self.qk[:, start:stop]
+        return Positions(qk, qk if self.v is self.qk else self.v[:, start:stop], self.scale)
 
 
 class KVCache:
@@ -200,10 +201,10 @@ class CausalSelfAttention(nn.Module):
 
     def forward(self, x: Tensor, pos: Positions, cache: KVCache | None) -> Tensor:
         B, T, C = x.shape
-        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, T, D)
-        q, k = rotate(q, *pos.qk), rotate(k, *pos.qk)
-        if self.rotates_values:
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4)
+        n = 3 if self.rotates_values and pos.v is pos.qk else 2  # q, k and perhaps v, in one pass
+        q, k, v = [*torch.unbind(rotate(qkv[:n], *pos.qk)), qkv[2]][:3]  # each (B, H, T, D)
+        if self.rotates_values and n == 2:
             v = rotate(v, *pos.v)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
