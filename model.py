@@ -28,7 +28,7 @@ PosMode = Literal["rope", "rove", "rope+yarn", "rove+yarn"]
 POS_MODES = get_args(PosMode)
 ROTARY_PAIRING = "halves"  # stored in checkpoints; neighbours (2m, 2m + 1) are another model
 OVERRIDES = ("dropout", "yarn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_values")
-TABLE_ROWS, HEAD_CHUNK = 1024, 2048  # rows by which tables grow; positions with logits at once
+TABLE_ROWS, HEAD_CHUNK = 1024, 1024  # rows by which tables grow; positions with logits at once
 
 
 @dataclass(frozen=True)

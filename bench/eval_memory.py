@@ -7,7 +7,8 @@ optimizer's state, as training leaves it); the peak is that process's resident s
 """
 
 import json
-import resource
+import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
@@ -68,16 +69,21 @@ def main(argv: list[str]) -> None:
     s = load(Settings, argv, prog="bench/eval_memory.py", description=__doc__)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_run(folder, s)
+        # in a process of its own: a child's peak counts what its parent held when it was forked
+        writer = multiprocessing.get_context("spawn").Process(target=write_run, args=(folder, s))
+        writer.start()
+        writer.join()
         command = [sys.executable, str(ROOT / "eval.py"), "perplexity", "--device", "cpu"]
         command += ["--checkpoint", str(folder / "run"), "--data", str(folder / "data")]
         command += ["--pos_mode", s.pos_mode, "--lengths", str(s.length)]
         command += ["--max_tokens", str(s.length), "--out", str(folder / "result.json")]
         start = time.perf_counter()
-        subprocess.run(command, check=True)
-        seconds = time.perf_counter() - start
+        process = subprocess.Popen(command)
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds, peak = time.perf_counter() - start, usage.ru_maxrss / 1024
+        if status:
+            raise SystemExit(f"eval.py failed ({os.waitstatus_to_exitcode(status)})")
         nll = json.loads((folder / "result.json").read_text())["results"][0]["nll"]
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(f"peak {peak:,.0f} MiB, {seconds:.0f} s, {s.length:,} tokens, nll {nll:.4f}")
     if s.out is not None:
         write_json(Path(s.out), {"peak_mib": peak, "seconds": seconds, "settings": vars(s)})

@@ -35,7 +35,7 @@ class Settings:
     """width"""
     prompt_tokens: int = 512
     """tokens of the prompt"""
-    new_tokens: int = 32
+    new_tokens: int = 64
     """tokens to generate"""
     dtype: dev.DtypeName = "auto"
     """of matrix products on our sides"""

@@ -151,16 +151,17 @@ def newest_entry(folder: Path) -> dict[str, Any] | None:
     return _entry(_pointer(folder / "latest.json"))
 
 
-def read_checkpoint(path: Path, trusted: bool = False) -> dict[str, Any]:
+def read_checkpoint(path: Path, trusted: bool = False, mmap: bool = False) -> dict[str, Any]:
     """Read one checkpoint file onto the CPU as tensors and plain types; nothing in it runs.
 
-    trusted: its hash has been compared; otherwise the file's own checksums are. Raises ValueError
-    for a file that is no checkpoint, is damaged, or holds anything else.
+    trusted: its hash has been compared; otherwise the file's own checksums are. mmap: leave in the
+    file what is not looked at. Raises ValueError for a file that is no checkpoint, is damaged, or
+    holds anything else.
     """
     try:
         if not trusted and (damaged := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"checksum of {damaged}")
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         raise ValueError(f"{path}: refused, as it holds more than plain types") from error
     except Exception as error:  # damaged files make zipfile and torch raise many kinds
@@ -184,17 +185,17 @@ def _is_checkpoint(found: Any) -> bool:
     )
 
 
-def load_checkpoint(path: str | Path) -> dict[str, Any]:
+def load_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     """Read a run folder's latest checkpoint or a checkpoint file; ValueError when neither."""
     path = Path(path)
     if path.is_file():
-        return read_checkpoint(path)
+        return read_checkpoint(path, mmap=mmap)
     if not path.is_dir():
         raise ValueError(f"{path} does not exist; give a run folder or a checkpoint file")
     latest = latest_path(path)
     if latest is None:
         raise ValueError(f"{path} is no run folder with a checkpoint; give --out_dir of a run")
-    return read_checkpoint(latest, trusted=True)
+    return read_checkpoint(latest, trusted=True, mmap=mmap)
 
 
 def restore(

@@ -16,6 +16,8 @@ from rove import runs
 from rove.evals import cost
 from rove.files import sha256_of
 
+USED = ("model", "model_config", "tokenizer", "step", "data", "file")  # keys of a checkpoint
+
 
 class Session:
     """An evaluation being run.
@@ -28,8 +30,8 @@ class Session:
         self.settings, self.open_model = settings, open_model
         self.world, self.run = dist.read_world(), runs.run_of(settings.checkpoint)
         self.device = dev.resolve_device(settings.device, self.world.local_rank)
-        self.saved = ckpt.load_checkpoint(settings.checkpoint)
-        del self.saved["optimizer"]  # twice the model's memory
+        saved = ckpt.load_checkpoint(settings.checkpoint, mmap=True)
+        self.saved = {key: saved[key] for key in USED}  # the file is unmapped with the weights
         self.weights_sha256 = sha256_of(Path(self.saved["file"]))
         self.trained = self.saved["model_config"]
         self.dtype = dev.resolve_dtype(settings.dtype, self.device, self.trained["n_embd"])
