@@ -1,9 +1,10 @@
 # make demo: train RoPE and RoVE on real text and compare them, on two CPU cores
 # make test: the tests        make lint: ruff and mypy        make faults: all fault tests
+# make bench: timings that need no other repository, JSON into out/bench
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint faults clean
+.PHONY: demo test lint faults bench clean
 
 demo: .venv/run
 	scripts/demo.sh
@@ -18,6 +19,14 @@ lint: .venv/dev
 
 faults: .venv/dev
 	$(BIN)/pytest tests/faults -m "faults or not faults" -rs
+
+bench: .venv/dev
+	mkdir -p out/bench
+	$(BIN)/python bench/train_step.py --out out/bench/train_step.json
+	$(BIN)/python bench/generate.py --out out/bench/generate.json
+	$(BIN)/python bench/prepare.py --out out/bench/prepare.json
+	$(BIN)/python bench/eval_memory.py --out out/bench/eval_memory.json
+	$(BIN)/python bench/checkpoint.py --out out/bench/checkpoint.json
 
 clean:
 	rm -rf .venv out data
