@@ -409,7 +409,7 @@ class GPT(nn.Module):
         refused with a ValueError, and rope to rove or back without allow_retrofit."""
         from rove.checkpoint import load_checkpoint
 
-        checkpoint = path if isinstance(path, dict) else load_checkpoint(path)
+        checkpoint = path if isinstance(path, dict) else load_checkpoint(path, mmap=True)
         file = checkpoint.get("file", "checkpoint")
         for key, value in yarn.items():
             _require(key in OVERRIDES, key, value, f"as trained; free at load: {OVERRIDES}")

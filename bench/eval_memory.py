@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
+from rove import device as dev  # noqa: E402
 from rove.config import load  # noqa: E402
 from rove.files import write_json  # noqa: E402
 from rove.optim import make_optimizer  # noqa: E402
@@ -41,6 +42,8 @@ class Settings:
     """width"""
     length: int = 16384
     """tokens of the window"""
+    device: dev.DeviceName = "cpu"
+    """where to evaluate; the peak is that of the host's memory"""
     pos_mode: str = "rove+yarn"
     """position mode of the evaluation"""
     out: str | None = None
@@ -73,7 +76,7 @@ def main(argv: list[str]) -> None:
         writer = multiprocessing.get_context("spawn").Process(target=write_run, args=(folder, s))
         writer.start()
         writer.join()
-        command = [sys.executable, str(ROOT / "eval.py"), "perplexity", "--device", "cpu"]
+        command = [sys.executable, str(ROOT / "eval.py"), "perplexity", "--device", s.device]
         command += ["--checkpoint", str(folder / "run"), "--data", str(folder / "data")]
         command += ["--pos_mode", s.pos_mode, "--lengths", str(s.length)]
         command += ["--max_tokens", str(s.length), "--out", str(folder / "result.json")]

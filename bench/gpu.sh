@@ -19,17 +19,21 @@ while [ $# -gt 0 ]; do
     esac
 done
 small="--n_layer 12 --n_head 12 --n_embd 768" large="--n_layer 24 --n_head 16 --n_embd 1024"
-context=1024 batches="8 16 32" repeats=10 length=16384 checks=
+context=1024 batches="16 32 8" repeats=10 length=16384 checks=
 if [ -n "$dry" ]; then
     small="--n_layer 1 --n_head 2 --n_embd 32" large="--n_layer 2 --n_head 2 --n_embd 32"
     context=32 batches="1 2" repeats=2 length=64 checks="--length 32 --n_layer 1 --n_embd 64"
 fi
 
 failed=0
-run() {  # run NAME COMMAND...: keep what it prints, go on when it fails
+run() {  # run NAME COMMAND...: keep what it prints, go on when it fails; nothing after 400 s
     local name=$1
     shift
-    echo "== $name"
+    if [ -z "$dry" ] && [ $SECONDS -gt 400 ]; then
+        echo "SKIPPED: $name, as $SECONDS s have passed"
+        return
+    fi
+    echo "== $name, after $SECONDS s"
     if ! "$@" --out "$out/$name.json" > "$out/$name.log" 2>&1; then
         echo "FAILED: $name, see $out/$name.log"
         failed=1
@@ -38,6 +42,7 @@ run() {  # run NAME COMMAND...: keep what it prints, go on when it fails
 }
 
 run checks "$python" bench/device_checks.py $checks
+run eval_16k "$python" bench/eval_memory.py $small --length $length --device auto
 for batch in $batches; do
     run "step_124m_$batch" "$python" bench/train_step.py $small --block_size $context \
         --batch_size "$batch" --repeats $repeats "${peer[@]}"
@@ -46,6 +51,5 @@ for batch in $batches; do
 done
 run generate "$python" bench/generate.py $small --prompt_tokens $((context / 2)) \
     --new_tokens 32 "${peer[@]}"
-run eval_memory "$python" bench/eval_memory.py $small --length $length
 "$python" bench/table.py "$out"
 exit $failed
