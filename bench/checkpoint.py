@@ -1,23 +1,30 @@
 """Time what checkpoints cost: saving a 124M run's state against the steps between two saves.
 
     python bench/checkpoint.py --dir /path/on/the/disk/that/matters --out checkpoint.json
+    python bench/checkpoint.py --peer ../nanoGPT
 
 Saves the full state (weights, both AdamW moments) several times as training does (temporary file,
 fsync, rename, hash) and times micro-steps of 124M on this device in the precision that `auto`
 picks. The share is saves x save time / (saves x save time + steps x step time), with a save for
-every checkpoint_interval and, at worst, one for every eval_interval.
+every checkpoint_interval and, at worst, one for every eval_interval. The peer's save, in turns with ours,
+is nanoGPT's: torch.save of the same kind of state, without fsync, hash or a name of its own.
 """
 
 import statistics
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+
+from timing import alternate, peer_gpt, peer_module, show, summary  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
@@ -25,54 +32,85 @@ from rove import device as dev  # noqa: E402
 from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
 from rove.optim import make_optimizer  # noqa: E402
-from train import Config  # noqa: E402
+from train import OptimConfig, TrainConfig  # noqa: E402
 
 
 @dataclass(frozen=True)
 class Settings:
-    dir: str | None = None
-    """folder to save into; null: a temporary one"""
-    repeats: int = 5
-    """saves and micro-steps to time; medians count"""
+    n_layer: int = 12
+    """transformer blocks"""
+    n_head: int = 12
+    """attention heads"""
+    n_embd: int = 768
+    """width"""
+    block_size: int = 1024
+    """tokens of a sequence"""
     micro_batch_size: int = 2
-    """sequences of 1,024 tokens in a timed micro-step"""
+    """sequences in a timed micro-step"""
     world_size: int = 8
     """devices like this one that would share a step"""
+    dir: str | None = None
+    """folder to save into; null: a temporary one"""
+    peer: str | None = None
+    """checkout of nanoGPT"""
+    repeats: int = 5
+    """saves and micro-steps to time; medians count"""
     out: str | None = None
     """JSON file of the result"""
+
+
+def make_side(s: Settings, folder: str, side: str) -> Callable[[], object]:
+    """Return a call of one side: "save", "micro-step" or the peer's save, "nanoGPT"."""
+    device = dev.resolve_device("auto")
+    sizes = {"n_layer": s.n_layer, "n_head": s.n_head, "n_embd": s.n_embd}
+    if side == "nanoGPT":
+        model: Any = peer_gpt(str(s.peer), block_size=s.block_size, **sizes).to(device)
+        optimizer: Any = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
+    else:
+        model = GPT(GPTConfig(pos_mode="rove", block_size=s.block_size, **sizes)).to(device)
+        optimizer = make_optimizer(model, OptimConfig())
+    dtype = dev.resolve_dtype("auto", device, s.n_embd)
+    x = torch.randint(50257, (s.micro_batch_size, s.block_size), device=device)
+
+    def micro_step() -> None:
+        with dev.autocast(device, dtype):
+            model(x, x)[1].backward()
+
+    if side == "micro-step":
+        return micro_step
+    micro_step()
+    optimizer.step()
+    if side == "nanoGPT":
+        peers = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        peers |= {"model_args": sizes, "iter_num": 0, "best_val_loss": 0.0, "config": {}}
+        return lambda: torch.save(peers, Path(folder) / "ckpt.pt")
+    state = dict.fromkeys(ckpt.KEYS) | {"format": ckpt.FORMAT, "best_val_loss": 0.0}
+    state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    state |= {"scaler": dev.make_scaler(device, dtype).state_dict()}
+    state |= {"model_config": model.config.stored()}
+    steps = count(1)
+    return lambda: ckpt.save_checkpoint(Path(folder), state | {"step": next(steps)}, True, keep=1)
 
 
 def main(argv: list[str]) -> None:
     """Print save time, step time and the share of the first in training."""
     s = load(Settings, argv, prog="bench/checkpoint.py", description=__doc__)
-    config, device = Config(), dev.resolve_device("auto")
-    model = GPT(GPTConfig(pos_mode="rove")).to(device)
-    dtype = dev.resolve_dtype("auto", device, model.config.n_embd)
-    optimizer, scaler = make_optimizer(model, config.optim), dev.make_scaler(device, dtype)
-    x = torch.randint(50257, (s.micro_batch_size, 1024), device=device)
-    step_times_s, save_times_s = [], []
-    for _ in range(s.repeats):
-        start = time.perf_counter()
-        with dev.autocast(device, dtype):
-            model(x, x)[1].backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        step_times_s.append(time.perf_counter() - start)
-    optimizer.step()
-    state = dict.fromkeys(ckpt.KEYS) | {"format": ckpt.FORMAT, "best_val_loss": 0.0}
-    state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    state |= {"scaler": scaler.state_dict(), "model_config": model.config.stored()}
+    device = dev.resolve_device("auto")
+    names = ["save", "micro-step"]
     with user_errors(), tempfile.TemporaryDirectory(dir=s.dir) as folder:
-        for number in range(s.repeats):
-            start = time.perf_counter()
-            ckpt.save_checkpoint(Path(folder), state | {"step": number}, True, keep=1)
-            save_times_s.append(time.perf_counter() - start)
-        size_bytes = sum(file.stat().st_size for file in Path(folder).rglob("step_*.pt"))
-    t = config.train
-    micro_steps = t.tokens_per_step / (s.micro_batch_size * 1024 * s.world_size)
-    save_s, step_s = statistics.median(save_times_s), statistics.median(step_times_s) * micro_steps
-    result = {"size_bytes": size_bytes, "save_s": save_s, "save_times_s": save_times_s,
-              "step_s": step_s, "world_size": s.world_size, "dtype": str(dtype)}  # fmt: skip
+        if s.peer is not None:
+            peer_module(s.peer, "model.py")
+            names.append("nanoGPT")
+        sides: dict[str, Any] = {name: partial(make_side, s, folder, name) for name in names}
+        times = alternate(sides, s.repeats, device=device.type)
+        size_bytes = max(file.stat().st_size for file in Path(folder).rglob("step_*.pt"))
+    t = TrainConfig()
+    micro_steps = t.tokens_per_step / (s.micro_batch_size * s.block_size * s.world_size)
+    step_s = statistics.median(times.pop("micro-step")) * micro_steps
+    result = summary(times, "save", size_bytes=size_bytes, step_s=step_s,
+                     device=dev.environment(device, False), settings=vars(s))  # fmt: skip
+    show(result, "save")
+    save_s = result["save"]["median_s"]
     for key in ("checkpoint_interval", "eval_interval"):
         interval_s = getattr(t, key) * step_s
         result[f"share_at_{key}"] = save_s / (save_s + interval_s)
@@ -80,8 +118,9 @@ def main(argv: list[str]) -> None:
     print(f"save {save_s:.2f} s for {size_bytes / 1e9:.2f} GB; step {step_s:.2f} s on {device}")
     break_even_s = save_s * 0.98 / 0.02 / t.checkpoint_interval
     print(f"the share stays under 2 % for steps longer than {break_even_s:.3f} s")
-    if s.out:
+    if s.out is not None:
         write_json(Path(s.out), result)
+        print(f"wrote {s.out}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """Measure the peak memory of `eval.py perplexity` at a long context, random weights of 124M.
 
     python bench/eval_memory.py --length 16384 --out eval_memory.json
+    python bench/eval_memory.py --peer ../nanoGPT
 
 The evaluation runs in a process of its own, from a checkpoint that is written for it (with its
-optimizer's state, as training leaves it); the peak is that process's resident set.
+optimizer's state, as training leaves it); the peak is that process's resident set. The peer's side
+is its model of that block size, made anew, and one forward pass with targets and no gradient.
 """
 
 import json
 import multiprocessing
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,12 +23,14 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+from timing import peer_gpt, peer_module  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
 from rove import device as dev  # noqa: E402
-from rove.config import load  # noqa: E402
+from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
 from rove.optim import make_optimizer  # noqa: E402
 from rove.shards import shard_header  # noqa: E402
@@ -46,6 +51,10 @@ class Settings:
     """where to evaluate; the peak is that of the host's memory"""
     pos_mode: str = "rove+yarn"
     """position mode of the evaluation"""
+    peer: str | None = None
+    """checkout of nanoGPT"""
+    repeats: int = 1
+    """evaluations of each side, in turns; medians count"""
     out: str | None = None
     """JSON file of the result"""
 
@@ -67,31 +76,74 @@ def write_run(folder: Path, s: Settings) -> None:
     (folder / "data/random_val_000000.bin").write_bytes(shard_header(ids.size) + ids.tobytes())
 
 
+def run_peer(peer: str, n_layer: int, n_head: int, n_embd: int, length: int) -> None:
+    """Evaluate one window with nanoGPT's model on the CPU."""
+    sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "block_size": length}
+    model = peer_gpt(peer, **sizes).eval()
+    idx = torch.randint(50257, (1, length + 1))
+    with torch.no_grad():
+        model(idx[:, :-1], idx[:, 1:].contiguous())
+
+
+def measure(command: list[str]) -> tuple[float, float]:
+    """Run a command; return its peak in MiB and its seconds. ValueError when it fails."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        code = os.waitstatus_to_exitcode(status)
+        raise ValueError(f"{Path(command[1]).name} failed ({code}); its message stands above")
+    return usage.ru_maxrss / 1024, time.perf_counter() - start
+
+
+def measure_sides(s: Settings, folder: Path) -> dict[str, dict[str, float]]:
+    """Return peak and seconds of our side and the peer's, medians of evaluations in turns."""
+    # in a process of its own: a child's peak counts what its parent held when it was forked
+    writer = multiprocessing.get_context("spawn").Process(target=write_run, args=(folder, s))
+    writer.start()
+    writer.join()
+    if writer.exitcode:
+        raise ValueError("the checkpoint could not be written; the traceback stands above")
+    command = [sys.executable, str(ROOT / "eval.py"), "perplexity", "--device", s.device]
+    command += ["--checkpoint", str(folder / "run"), "--data", str(folder / "data")]
+    command += ["--pos_mode", s.pos_mode, "--lengths", str(s.length)]
+    command += ["--max_tokens", str(s.length), "--out", str(folder / "result.json")]
+    sides = {"eval.py": command}
+    if s.peer is not None:
+        peer_module(s.peer, "model.py")
+        sizes = [str(n) for n in (s.n_layer, s.n_head, s.n_embd, s.length)]
+        sides["nanoGPT"] = [sys.executable, __file__, "run-peer", s.peer, *sizes]
+    found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    for _ in range(s.repeats):
+        for side, own in sides.items():
+            (folder / "result.json").unlink(missing_ok=True)
+            found[side].append(measure(own))
+    return {
+        side: {"peak_mib": statistics.median(peaks), "seconds": statistics.median(seconds)}
+        for side, (peaks, seconds) in ((side, zip(*pairs)) for side, pairs in found.items())
+    }
+
+
 def main(argv: list[str]) -> None:
-    """Print the peak in MiB and the time."""
+    """Print the peak in MiB and the time of each side."""
     s = load(Settings, argv, prog="bench/eval_memory.py", description=__doc__)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        # in a process of its own: a child's peak counts what its parent held when it was forked
-        writer = multiprocessing.get_context("spawn").Process(target=write_run, args=(folder, s))
-        writer.start()
-        writer.join()
-        command = [sys.executable, str(ROOT / "eval.py"), "perplexity", "--device", s.device]
-        command += ["--checkpoint", str(folder / "run"), "--data", str(folder / "data")]
-        command += ["--pos_mode", s.pos_mode, "--lengths", str(s.length)]
-        command += ["--max_tokens", str(s.length), "--out", str(folder / "result.json")]
-        start = time.perf_counter()
-        process = subprocess.Popen(command)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds, peak = time.perf_counter() - start, usage.ru_maxrss / 1024
-        if status:
-            raise SystemExit(f"eval.py failed ({os.waitstatus_to_exitcode(status)})")
-        nll = json.loads((folder / "result.json").read_text())["results"][0]["nll"]
-    print(f"peak {peak:,.0f} MiB, {seconds:.0f} s, {s.length:,} tokens, nll {nll:.4f}")
+    with user_errors(), tempfile.TemporaryDirectory() as name:
+        sides = measure_sides(s, Path(name))
+    ours, peer = sides["eval.py"], sides.get("nanoGPT")
+    for side, own in sides.items():
+        print(
+            f"{side}: {s.length:,} tokens, peak {own['peak_mib']:,.0f} MiB, {own['seconds']:.0f} s"
+        )
+    if peer is not None:
+        memory, speed = (peer[key] / ours[key] for key in ("peak_mib", "seconds"))
+        print(f"eval.py: {memory:.2f} times less memory, {speed:.2f} x as fast, start included")
     if s.out is not None:
-        write_json(Path(s.out), {"peak_mib": peak, "seconds": seconds, "settings": vars(s)})
+        write_json(Path(s.out), {**ours, "nanoGPT": peer, "settings": vars(s)})
         print(f"wrote {s.out}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if sys.argv[1:2] == ["run-peer"]:
+        run_peer(sys.argv[2], *(int(word) for word in sys.argv[3:]))
+    else:
+        main(sys.argv[1:])

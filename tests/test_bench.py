@@ -59,3 +59,20 @@ def test_benchmarks_write_what_they_measured(tmp_path, script, flags, keys):
     for side in ("rope", "rove"):
         assert len(content[side]["times_s"]) == 2 and content[side][keys] > 0
     assert content["settings"]["n_embd"] == 16 and "torch" in content["device"]
+
+
+def test_memory_and_checkpoint_benchmarks_write_what_they_measured(tmp_path):
+    out = tmp_path / "result.json"
+    result = run_script("bench/eval_memory.py", *TINY, "--length", "32", "--out", out)
+    assert result.returncode == 0, result.stderr
+    content = json.loads(out.read_text())
+    assert 100 < content["peak_mib"] < 2000 and content["nanoGPT"] is None
+    result = run_script("bench/checkpoint.py", *TINY, "--block_size", "32", "--out", out)
+    assert result.returncode == 0, result.stderr
+    content = json.loads(out.read_text())
+    assert content["size_bytes"] > 1e6 and 0 < content["share_at_checkpoint_interval"] < 1
+
+
+def test_an_evaluation_that_fails_is_one_line(tmp_path):
+    result = run_script("bench/eval_memory.py", *TINY, "--n_head", "3")
+    assert result.returncode == 2 and "could not be written" in result.stderr
