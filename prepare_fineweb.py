@@ -2,59 +2,70 @@
 
     python prepare_fineweb.py --tokenizer byte                    to data/stdlib-byte
     python prepare_fineweb.py --source fineweb-edu                to data/fineweb_edu_10B
+    python prepare_fineweb.py --source pretokenized              to data/finewebedu10B-gpt2
     python prepare_fineweb.py --source files --files 'books/**/*.jsonl.zst' --out_dir data/books
     python prepare_fineweb.py verify data/stdlib-byte
     python prepare_fineweb.py stats data/stdlib-byte
 
 Every document is preceded by the end-of-text id and may cross from one shard into the next. What
-is written depends on the source and the settings alone, not on the number of workers. A run that
-was stopped starts over with the same command; a finished data set is never overwritten.
+is written depends on the source and the settings alone, not on the number of workers. The same
+command goes on with a run that was stopped; a finished data set is never overwritten.
 """
 
-import hashlib
-import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from rove import shards, sources
+from rove import shards
 from rove.config import load, user_errors
-from rove.files import write_json
-from rove.tokenizer import Tokenizer, encode_batches, load_tokenizer
-from rove.writer import SplitWriter, is_prepared, start, stats, verify
+from rove.files import lock_folder, write_json
+from rove.prepare import checks, hub, plan, pretokenized, sources
+from rove.prepare.long_docs import write_long_docs
+from rove.prepare.output import Output, is_prepared, read_record
+from rove.prepare.run import write_shards
+from rove.prepare.units import SPLITS, describe_invalid
+from rove.tokenizer import load_tokenizer
 
 DESCRIPTION = """Turn text into token shards. `verify DIR` compares the shards of a folder with its
-manifest, `stats DIR` counts them."""
+manifest, `stats DIR` counts what they hold."""
 WRITER_VERSION = 1
-BATCH_CHARS = 1_000_000
-BYTES_PER_TOKEN = {"gpt2": 4.5, "byte": 1.0}  # rough, for the estimate of size
-GPT2_BYTES_PER_TOKEN_OF_CODE = 2.1
+PRETOKENIZED = "kjj0/finewebedu10B-gpt2"
 RECORDED = ("source", "dataset", "revision", "tokenizer", "val_fraction", "shard_tokens")
 USED_BY = {  # settings that some sources alone heed
     "files": ("files",),
-    "dataset": ("hub",),
-    "revision": ("hub", "fineweb-edu"),
+    "dataset": ("hub", "pretokenized"),
+    "revision": ("hub", "fineweb-edu", "pretokenized"),
     "val_fraction": ("files", "hub", "python-stdlib"),
+    "local_dir": ("fineweb-edu",),
+    "delete_downloads": ("fineweb-edu",),
+    "num_shards": ("pretokenized",),
+    "shard_tokens": ("files", "hub", "python-stdlib", "fineweb-edu"),
 }
 
 
 @dataclass(frozen=True)
 class Settings:
-    source: Literal["python-stdlib", "fineweb-edu", "files", "hub"] = "python-stdlib"
-    """Where the text comes from"""
+    source: Literal["python-stdlib", "fineweb-edu", "pretokenized", "files", "hub"] = (
+        "python-stdlib"
+    )
+    """Where the text comes from; pretokenized: shards of GPT-2's ids that others have made"""
     files: str | None = None
     """Glob pattern of .parquet, .jsonl, .jsonl.gz, .jsonl.zst (column text) or .txt; for files"""
     dataset: str | None = None
-    """Name of a data set on the Hugging Face hub (split train, column text); for hub"""
+    """Name of a data set on the Hugging Face hub (split train, column text); for hub, pretokenized
+    (kjj0/finewebedu10B-gpt2 when left out)"""
     revision: str = "main"
-    """Branch, tag or commit; for hub and fineweb-edu"""
+    """Branch, tag or commit; for hub, fineweb-edu and pretokenized"""
+    local_dir: str | None = None
+    """Folder of FineWeb-Edu's parquet files, in place of a download; for fineweb-edu"""
+    delete_downloads: bool = False
+    """Remove each downloaded file once the shards of its text are checked; for fineweb-edu"""
+    num_shards: int | None = None
+    """Training shards to fetch; all when left out; for pretokenized"""
     tokenizer: Literal["gpt2", "byte"] = "gpt2"
     """gpt2 has 50257 ids; byte has 257 and needs no vocabulary"""
     out_dir: str | None = None
@@ -64,7 +75,9 @@ class Settings:
     shard_tokens: int = 100_000_000
     """Tokens in each shard but the last of a split"""
     val_fraction: float = 0.1
-    """Part of the documents that is for validation; not for fineweb-edu"""
+    """Part of the documents that is for validation; not for fineweb-edu and pretokenized"""
+    long_docs: int | None = None
+    """Also write the validation documents of at least so many tokens to OUT_DIR/long_docs_N"""
     dry_run: bool = False
     """Say what would be done and write nothing"""
 
@@ -76,12 +89,17 @@ class Settings:
             needed = "files" if self.source == "files" else "dataset"
             if not getattr(self, needed):
                 raise ValueError(f"--source {self.source} needs --{needed}")
+        if self.local_dir and (self.delete_downloads or self.revision != "main"):
+            raise ValueError("--local_dir downloads nothing: no --revision, no --delete_downloads")
+        if self.source == "pretokenized" and self.tokenizer != "gpt2":
+            raise ValueError("--source pretokenized has GPT-2's ids; leave --tokenizer out")
         if not 0 < self.val_fraction < 1:
             raise ValueError(f"--val_fraction {self.val_fraction}: give a number between 0 and 1")
         if not 1 <= self.shard_tokens < 2**31:
             raise ValueError(f"--shard_tokens {self.shard_tokens}: give 1 to {2**31 - 1}")
-        if self.num_workers is not None and self.num_workers < 1:
-            raise ValueError(f"--num_workers {self.num_workers}: give 1 or more")
+        for key in ("num_workers", "num_shards", "long_docs"):
+            if (value := getattr(self, key)) is not None and value < 1:
+                raise ValueError(f"--{key} {value}: give 1 or more")
 
     @property
     def name(self) -> str:
@@ -92,137 +110,113 @@ class Settings:
     @property
     def folder(self) -> Path:
         name = "fineweb_edu_10B" if self.source == "fineweb-edu" else self.name
+        if self.source == "pretokenized":
+            name = (self.dataset or PRETOKENIZED).rpartition("/")[2]
         return Path(self.out_dir or f"data/{name}{'-byte' if self.tokenizer == 'byte' else ''}")
 
+    def recorded(self) -> dict[str, Any]:
+        """Return what decides the contents of the shards, for the manifest."""
+        keys = (*RECORDED, "num_shards") if self.source == "pretokenized" else RECORDED
+        return {key: getattr(self, key) for key in keys} | (
+            {"local_files": True} if self.local_dir else {}
+        )
 
-def open_source(settings: Settings) -> sources.Source:
+
+def open_source(settings: Settings, commit: str | None) -> sources.Source:
+    """Open what is to be read; commit: where a run that was stopped had begun."""
     if settings.source == "python-stdlib":
         return sources.python_stdlib()
     if settings.source == "files":
         return sources.local_files(str(settings.files))
     if settings.source == "hub":
-        return sources.hub_dataset(str(settings.dataset), settings.revision)
-    return sources.fineweb_edu(settings.revision)
-
-
-def batches(source: sources.Source, settings: Settings) -> Iterator[tuple[str, list[str]]]:
-    """Yield (split, about BATCH_CHARS characters of documents), each split in its order."""
-    texts: dict[str, list[str]] = {"train": [], "val": []}
-    n_chars = {"train": 0, "val": 0}
-    for key, text in source.documents():
-        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-        is_val = int.from_bytes(digest[:8], "big") < settings.val_fraction * 2**64
-        split = "val" if is_val and settings.source != "fineweb-edu" else "train"
-        texts[split].append(text)
-        n_chars[split] += len(text)
-        if n_chars[split] >= BATCH_CHARS:
-            yield split, texts[split]
-            texts[split], n_chars[split] = [], 0
-    yield from ((split, rest) for split, rest in texts.items() if rest)
-
-
-def plan(source: sources.Source, settings: Settings, folder: Path, num_workers: int) -> str:
-    """Say what goes where and what it will cost."""
-    n_bytes, n_tokens = sum(source.sizes.values()), expected_tokens(source, settings)
-    disk = 2 * n_tokens + (n_bytes if settings.source == "fineweb-edu" else 0)
-    size = f"{len(source.sizes)} files, {n_bytes / 1e6:,.1f} MB" if source.sizes else "size unknown"
-    if source.sizes:
-        size += f", about {n_tokens / 1e6:,.1f} M tokens and {disk / 1e6:,.1f} MB on disk"
-    what = " ".join(filter(None, (source.dataset, source.revision)))
-    return f"{what}: {size}; {settings.tokenizer}, {num_workers} workers, to {folder}"
-
-
-def expected_tokens(source: sources.Source, settings: Settings) -> int:
-    per_token = BYTES_PER_TOKEN[settings.tokenizer]
-    if (settings.source, settings.tokenizer) == ("python-stdlib", "gpt2"):
-        per_token = GPT2_BYTES_PER_TOKEN_OF_CODE
-    return int(source.text_bytes() / per_token)
+        return sources.hub_dataset(str(settings.dataset), commit or settings.revision)
+    if settings.local_dir:
+        return sources.fineweb_edu_files(Path(settings.local_dir))
+    keep = not settings.delete_downloads
+    return sources.fineweb_edu(commit or settings.revision, keep)
 
 
 def prepare(settings: Settings) -> None:
-    folder = settings.folder
-    num_workers = settings.num_workers or os.cpu_count() or 1
-    record: dict[str, Any] = {key: getattr(settings, key) for key in RECORDED}
+    """Prepare a folder of shards, or go on with it, or find it finished."""
+    folder, record = settings.folder, settings.recorded()
     source = None
-    if settings.source in ("files", "python-stdlib"):
-        source = open_source(settings)
-        listing = json.dumps(sorted(source.sizes.items())).encode()
-        record["input"] = {
-            "revision": source.revision,
-            "files": len(source.sizes),
-            "bytes": sum(source.sizes.values()),
-            "names_and_sizes_sha256": hashlib.sha256(listing).hexdigest(),
-        }
+    if settings.source in ("files", "python-stdlib") or settings.local_dir:
+        source = open_source(settings, None)
+        record["input"] = source.fingerprint()
     if is_prepared(folder, record):
         print(f"{folder}: already prepared")
-        return
+    elif settings.source == "pretokenized":
+        fetch_shards(settings, folder, record)
+    else:
+        make_shards(settings, folder, record, source)
+    if settings.long_docs and not settings.dry_run:
+        write_long_docs(folder, settings.long_docs, settings.shard_tokens)
     if not settings.dry_run:
-        tokenizer = load_tokenizer(settings.tokenizer, allow_download=True)
-    source = source or open_source(settings)
-    print(plan(source, settings, folder, num_workers), flush=True)
+        config = "gpt2_124m" if settings.tokenizer == "gpt2" else "demo"
+        print(f"next: python train.py --config configs/{config}.yaml --data.dir {folder}")
+
+
+def fetch_shards(settings: Settings, folder: Path, record: dict[str, Any]) -> None:
+    """Fetch shards that others have made."""
+    repo = settings.dataset or PRETOKENIZED
+    commit = read_record(folder, record).get("revision") or hub.resolve(repo, settings.revision)
+    files = pretokenized.choose(repo, commit, settings.num_shards)
+    downloads = hub.Downloads(repo, commit, files, local_dir=folder)
+    if start(pretokenized.make_plan(downloads, folder), settings):
+        with lock_folder(folder, "preparing"):
+            finish(folder, pretokenized.fetch(downloads, folder, record))
+
+
+def make_shards(
+    settings: Settings, folder: Path, record: dict[str, Any], source: sources.Source | None
+) -> None:
+    """Tokenize a source into shards, from where a run that was stopped had come."""
+    num_workers = settings.num_workers or os.cpu_count() or 1
+    tokenizer = (
+        None if settings.dry_run else load_tokenizer(settings.tokenizer, allow_download=True)
+    )
+    unfinished = read_record(folder, record)
+    source = source or open_source(settings, unfinished.get("revision"))
+    made = plan.make_plan(source, settings.tokenizer, tokenizer, folder, num_workers,
+                          settings.shard_tokens)  # fmt: skip
+    if not start(made, settings) or tokenizer is None:
+        return
+    n_expected = plan.expected_tokens(source, settings.tokenizer)
+    with lock_folder(folder, "preparing"):
+        output = Output(folder, settings.name, record, tokenizer)
+        output.open(unfinished, source.revision)
+        manifest = write_shards(
+            output, source, tokenizer, num_workers, settings.val_fraction, n_expected
+        )
+        finish(folder, {**manifest, "settings": record})
+    if output.invalid:
+        print(f"skipped: {describe_invalid(output.invalid)}")
+
+
+def start(made: plan.Plan, settings: Settings) -> bool:
+    """Print the plan; say whether to go on. ValueError when a disk is too small."""
+    print(made, flush=True)
     if settings.dry_run:
         print("dry run: nothing is written")
-        return
-    start(folder, settings.name)
-    manifest = write_shards(folder, source, settings, tokenizer, num_workers)
-    manifest["settings"] = record
-    write_json(folder / shards.MANIFEST, manifest)
+        return False
+    made.check_room()
+    return True
+
+
+def finish(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest, which makes the folder one to train on, and say what is in it."""
+    write_json(folder / shards.MANIFEST, {**manifest, "writer_version": WRITER_VERSION})
     (folder / shards.UNFINISHED).unlink()
-    if source.invalid:
-        print(f"skipped: {source.skipped()}")
-    sizes = ", ".join(
-        f"{split} {sum(e['tokens'] for e in manifest['shards'] if e['split'] == split):,} tokens"
-        for split in ("train", "val")
-    )
-    config = "gpt2_124m" if settings.tokenizer == "gpt2" else "demo"
-    train = f"python train.py --config configs/{config}.yaml --data.dir {folder}"
-    print(f"{folder}: {sizes}; next: {train}")
-
-
-def write_shards(
-    folder: Path,
-    source: sources.Source,
-    settings: Settings,
-    tokenizer: Tokenizer,
-    num_workers: int,
-) -> dict[str, Any]:
-    """Write every shard of both splits and return what the manifest says of them."""
-    from tqdm import tqdm
-
-    writers = {
-        split: SplitWriter(folder, settings.name, split, settings.shard_tokens, tokenizer)
-        for split in ("train", "val")
+    counts = {
+        split: sum(e["tokens"] for e in manifest["shards"] if e["split"] == split)
+        for split in SPLITS
     }
-    n_head = sources.FINEWEB_VAL_TOKENS if settings.source == "fineweb-edu" else 0
-    n_expected = expected_tokens(source, settings) or None
-    encoded = encode_batches(tokenizer, batches(source, settings), num_workers)
-    with closing(encoded), tqdm(total=n_expected, unit="tok", unit_scale=True, disable=None) as bar:
-        for split, ids in encoded:
-            head, rest = np.split(ids, [max(0, n_head - writers["val"].tokens)])
-            writers["val"].write(head)
-            writers[split].write(rest)
-            bar.update(ids.size)
-    for split, writer in writers.items():
-        writer.finish()
-        if not writer.tokens:
-            raise ValueError(
-                f"no document fell to the split {split} (--val_fraction {settings.val_fraction}); "
-                "give more documents or another --val_fraction"
-            )
-    return {
-        "dataset": source.dataset,
-        "revision": source.revision,
-        "tokenizer": {key: getattr(tokenizer, key) for key in ("name", "vocab_size", "sha256")},
-        "eot_id": tokenizer.eot_id,
-        "documents": {split: writer.documents for split, writer in writers.items()},
-        "invalid_rows": source.invalid,
-        "shards": writers["train"].entries + writers["val"].entries,
-        "writer_version": WRITER_VERSION,
-    }
+    print(f"{folder}: " + ", ".join(f"{split} {n:,} tokens" for split, n in counts.items()))
 
 
 def main(argv: Sequence[str]) -> None:
-    commands = {"verify": verify, "stats": stats}
+    """Prepare, or run `verify DIR` or `stats DIR`."""
+    commands = {"verify": checks.verify, "stats": checks.stats}
     command = commands.get(argv[0] if argv else "")
     try:
         with user_errors():
@@ -233,7 +227,7 @@ def main(argv: Sequence[str]) -> None:
             else:
                 command(Path(argv[1]))
     except KeyboardInterrupt:
-        print("interrupted; the same command starts over", file=sys.stderr)
+        print("interrupted; the same command goes on", file=sys.stderr)
         raise SystemExit(130) from None
 
 

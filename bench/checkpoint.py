@@ -6,8 +6,8 @@
 Saves the full state (weights, both AdamW moments) several times as training does (temporary file,
 fsync, rename, hash) and times micro-steps of 124M on this device in the precision that `auto`
 picks. The share is saves x save time / (saves x save time + steps x step time), with a save for
-every checkpoint_interval and, at worst, one for every eval_interval. The peer's save, in turns with ours,
-is nanoGPT's: torch.save of the same kind of state, without fsync, hash or a name of its own.
+every checkpoint_interval and, at worst, one for every eval_interval. The peer's save, in turns with
+ours, is nanoGPT's: torch.save of the same kind of state, without fsync, hash or rename.
 """
 
 import statistics

@@ -8,7 +8,6 @@ optimizer's state, as training leaves it); the peak is that process's resident s
 is its model of that block size, made anew, and one forward pass with targets and no gradient.
 """
 
-import json
 import multiprocessing
 import os
 import statistics
@@ -120,7 +119,9 @@ def measure_sides(s: Settings, folder: Path) -> dict[str, dict[str, float]]:
             found[side].append(measure(own))
     return {
         side: {"peak_mib": statistics.median(peaks), "seconds": statistics.median(seconds)}
-        for side, (peaks, seconds) in ((side, zip(*pairs)) for side, pairs in found.items())
+        for side, (peaks, seconds) in (
+            (side, zip(*pairs, strict=True)) for side, pairs in found.items()
+        )
     }
 
 

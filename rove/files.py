@@ -1,5 +1,6 @@
-"""Files that are whole or not there, and their hashes."""
+"""Files that are whole or not there, their hashes, and folders with one writer."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -63,3 +64,18 @@ def sha256_of(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def lock_folder(folder: Path, what: str) -> IO[str]:
+    """Take a folder's only writer's place until the returned file is closed or the process ends.
+
+    Raises ValueError while another process holds it; what: what that one does, for the message.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / ".lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise ValueError(f"{folder}: another process is {what} here; end it first") from None
+    return lock

@@ -1,6 +1,5 @@
 """Run folders: config.yaml, metrics.jsonl, .lock, checkpoints/ and eval/, with one writer."""
 
-import fcntl
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +15,7 @@ from rove.checkpoint import (
     vouched_entries,
 )
 from rove.config import flatten, load, to_dict
+from rove.files import lock_folder
 
 OWN_TEMPORARIES = {
     f"{name}.tmp" for name in ("config.yaml", "metrics.jsonl", "latest.json", "best.json")
@@ -23,18 +23,8 @@ OWN_TEMPORARIES = {
 
 
 def lock_run(run: Path) -> IO[str]:
-    """Take the folder's only writer's place until the returned file is closed or the process ends.
-
-    Raises ValueError while another process holds it.
-    """
-    run.mkdir(parents=True, exist_ok=True)
-    lock = (run / ".lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise ValueError(f"{run}: another process is training here; end it first") from None
-    return lock
+    """Take the folder's only writer's place; see lock_folder."""
+    return lock_folder(run, "training")
 
 
 def tidy_run(run: Path) -> None:

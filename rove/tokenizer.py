@@ -12,15 +12,10 @@ import hashlib
 import importlib.util
 import json
 import os
-import signal
 import tempfile
 import threading
-from collections import deque
-from collections.abc import Generator, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -197,53 +192,3 @@ def _download() -> tuple[bytes | None, str]:
             temporary.write_bytes(data)
             temporary.replace(path)
     return bytes(data), ""
-
-
-def encode_documents(tokenizer: Tokenizer, texts: Sequence[str]) -> Ids:
-    """Return the ids of the documents in one row, the end-of-text id before each: (n,) uint16."""
-    eot = np.array([tokenizer.eot_id], dtype=np.uint16)
-    return np.concatenate([part for text in texts for part in (eot, tokenizer.encode(text))])
-
-
-def encode_batches(
-    tokenizer: Tokenizer, batches: Iterable[tuple[str, list[str]]], num_workers: int
-) -> Generator[tuple[str, Ids], None, None]:
-    """Yield (label, ids of its documents) of each (label, documents), in order.
-
-    num_workers: processes, closed with the iterator; 1 is this one. ValueError when one dies.
-    """
-    if num_workers == 1:
-        yield from ((label, encode_documents(tokenizer, texts)) for label, texts in batches)
-        return
-    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker, (tokenizer,))
-    waiting: deque[tuple[str, Future[Ids]]] = deque()
-    try:
-        for label, texts in batches:
-            waiting.append((label, pool.submit(_encode_in_worker, texts)))
-            if len(waiting) > 2 * num_workers:
-                label, future = waiting.popleft()
-                yield label, future.result()
-        for label, future in waiting:
-            yield label, future.result()
-    except BrokenProcessPool as error:
-        raise ValueError("a tokenizing process died; try fewer --num_workers") from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-_worker: dict[str, Tokenizer] = {}  # a worker's own tokenizer, sent once
-
-
-def _start_worker(tokenizer: Tokenizer) -> None:
-    def end_with_parent() -> None:  # a killed parent leaves its queues open, so they do not tell
-        if parent := parent_process():
-            parent.join()
-            os._exit(1)
-
-    _worker["tokenizer"] = tokenizer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends its workers
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def _encode_in_worker(texts: list[str]) -> Ids:
-    return encode_documents(_worker["tokenizer"], texts)

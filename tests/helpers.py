@@ -1,5 +1,6 @@
 """What several tests make: shards, data folders, tiny runs, scripts in a process of their own."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rove.shards import MANIFEST, shard_header
 
@@ -111,3 +113,16 @@ def refused(result):
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, result.stderr
     return lines[0]
+
+
+@contextlib.contextmanager
+def small_disk(folder, kib):
+    """A tmpfs of kib KiB, where this process may mount one."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount a tmpfs here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

@@ -2,18 +2,14 @@
 
 import gzip
 import hashlib
-import http.server
 import json
-import os
 import platform
 import re
 import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 import time
-import urllib.parse
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +20,9 @@ import pytest
 
 import prepare_fineweb
 from prepare_fineweb import main
-from rove import shards, sources
+from rove import shards
+from rove.files import lock_folder
+from rove.prepare import hub, plan, sources, units
 from rove.shards import open_split
 from rove.tokenizer import Tokenizer, load_tokenizer
 
@@ -48,6 +46,11 @@ def write_jsonl(path, texts):
 def write_parquet(path, texts):
     columns = {name: texts if name == "text" else [name] * len(texts) for name in FINEWEB_COLUMNS}
     pq.write_table(pa.table(columns), path, row_group_size=7)
+
+
+def rows(source):
+    """Every row of a source: (key, value)."""
+    return [row for _, unit in source.units((0, 0)) for row in unit.read()]
 
 
 def prepare(folder, pattern, *more):
@@ -145,14 +148,14 @@ def test_all_formats_read_the_same_texts(tmp_path):
     }
     for extension, data in inputs.items():
         (tmp_path / f"x.{extension}").write_bytes(data)
-        assert [t for _, t in sources.local_files(f"{tmp_path}/x.{extension}").documents()] == texts
+        assert [t for _, t in rows(sources.local_files(f"{tmp_path}/x.{extension}"))] == texts
     write_parquet(tmp_path / "x.parquet", texts)
-    found = list(sources.local_files(f"{tmp_path}/x.parquet").documents())
+    found = rows(sources.local_files(f"{tmp_path}/x.parquet"))
     assert found == [(f"x.parquet#{i}", t) for i, t in enumerate(texts)]
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "x.txt").write_bytes("a\r\nb\u2028c".encode())
     (tmp_path / "deep" / "y.txt").write_text("y")
-    found = list(sources.local_files(f"{tmp_path}/deep/**/*.txt").documents())
+    found = rows(sources.local_files(f"{tmp_path}/deep/**/*.txt"))
     assert found == [("er/x.txt#0", "a\r\nb\u2028c"), ("y.txt#0", "y")]
 
 
@@ -161,7 +164,7 @@ def test_moved_input_and_any_number_of_workers_give_the_same_bytes(tmp_path, mon
         (tmp_path / place).mkdir(parents=True)
         write_parquet(tmp_path / place / "a.parquet", documents(300, seed=3))
         write_jsonl(tmp_path / place / "b.jsonl", documents(100, seed=4))
-    monkeypatch.setattr(prepare_fineweb, "BATCH_CHARS", 2000)
+    monkeypatch.setattr(units, "UNIT_CHARS", 2000)
     prepare(tmp_path / "1", tmp_path / "in" / "*")
     prepare(tmp_path / "2", tmp_path / "elsewhere" / "moved" / "*", "--num_workers", "2")
     prepare(tmp_path / "3", tmp_path / "in" / "*", "--num_workers", "3")
@@ -189,6 +192,8 @@ def test_rows_without_text_are_counted(tmp_path, capsys):
 
 STOPPED = """
 import os, pathlib, sys, prepare_fineweb
+from rove.prepare import run, units
+units.UNIT_CHARS, run.SAVE_INTERVAL_S = 3000, 0.0
 name, left, signal = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 real = getattr(pathlib.Path, name)
 def stops(self, *args, **kwargs):
@@ -212,22 +217,81 @@ def stopped(method, count, number, argv):
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_killed_and_run_again_gives_the_same_bytes(corpus, tmp_path, workers):
+def test_killed_again_and_again_it_gives_the_same_bytes(corpus, tmp_path, workers):
     prepare(tmp_path / "whole", corpus / "*.jsonl")
-    n_files = len(hashes(tmp_path / "whole"))
     argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
     argv += [*SMALL, "--num_workers", workers]
-    # Renamed are the marker, every shard and the manifest. Removed are the manifest and the shards
-    # of the run before, and at the end the marker.
-    kills = [("replace", 1), ("replace", 2), ("replace", 5), ("replace", n_files + 1)]
-    for method, count in [*kills, ("unlink", n_files + 1)]:
-        done = stopped(method, count, signal.SIGKILL, argv)
-        assert done.returncode == -signal.SIGKILL, (method, count, done.stderr)
-        assert (tmp_path / "out" / "manifest.json").exists() == (method == "unlink")
+    positions = []
+    # Renamed are records, shards and the manifest. Each run gets as far as its fifth, tenth, ...
+    for number in range(40):
+        done = stopped("replace", 4 + number % 3, signal.SIGKILL, argv)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
         with pytest.raises(ValueError):
             open_split(tmp_path / "out", "train")
-    main(argv)
+        record = json.loads((tmp_path / "out" / shards.UNFINISHED).read_text())
+        positions.append(record["position"])
+    assert positions == sorted(positions) and len({tuple(p) for p in positions}) > 2, positions
     assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+
+
+def test_killed_before_its_mark_goes_it_is_finished_by_the_same_command(corpus, tmp_path):
+    prepare(tmp_path / "whole", corpus / "*.jsonl")
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    done = stopped("unlink", 1, signal.SIGKILL, [*argv, *SMALL])
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert (tmp_path / "out" / "manifest.json").exists()
+    with pytest.raises(ValueError, match="did not finish"):
+        open_split(tmp_path / "out", "train")
+    main([*argv, *SMALL])
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+
+
+def test_what_was_lost_or_cut_is_written_anew(corpus, tmp_path, capsys):
+    prepare(tmp_path / "whole", corpus / "*.jsonl")
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    for damage in ("missing", "cut"):
+        done = stopped("replace", 9, signal.SIGKILL, [*argv, *SMALL])
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        path = tmp_path / "out" / "files_train_000000.bin"
+        path.unlink() if damage == "missing" else path.write_bytes(path.read_bytes()[:-1])
+        main([*argv, *SMALL])
+        assert "starting over" in capsys.readouterr().out
+        assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+        (tmp_path / "out" / "manifest.json").rename(tmp_path / "out" / shards.UNFINISHED)
+        (tmp_path / "out" / shards.UNFINISHED).unlink()
+        for shard in (tmp_path / "out").glob("*.bin"):
+            shard.unlink()
+
+
+def test_unfinished_work_is_not_thrown_away_for_other_settings(corpus, tmp_path, check_refused):
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    done = stopped("replace", 9, signal.SIGKILL, [*argv, *SMALL])
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    before = hashes(tmp_path / "out")
+    other = [*argv, *SMALL, "--val_fraction", "0.2"]
+    check_refused(r"unfinished data set with val_fraction 0\.1", *other)
+    assert hashes(tmp_path / "out") == before
+    (tmp_path / "out" / shards.UNFINISHED).write_text("{")
+    check_refused("damaged", *argv, *SMALL)
+
+
+def test_two_at_once_in_one_folder_are_refused(corpus, tmp_path, check_refused):
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    with lock_folder(tmp_path / "out", "preparing"):
+        check_refused("another process is preparing here", *argv, *SMALL)
+    main([*argv, *SMALL])
+
+
+def test_a_disk_without_room_is_refused_before_any_work(corpus, tmp_path, monkeypatch, capsys):
+    usage = SimpleNamespace(total=10**9, used=10**9 - 1000, free=1000)
+    monkeypatch.setattr(plan.shutil, "disk_usage", lambda path: usage)
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    with pytest.raises(SystemExit):
+        main([*argv, *SMALL])
+    assert "are needed, 0.0 MB are free" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_interrupt_is_one_line_and_leaves_no_child(corpus, tmp_path):
@@ -414,12 +478,12 @@ def test_standard_library_leaves_out_tests_and_reads_coding_cookies(tmp_path, mo
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    found = list(sources.python_stdlib().documents())
+    found = rows(sources.python_stdlib())
     cookie = "# -*- coding: latin-1 -*-\n# caf\u00e9\n"
     assert found == [("json", cookie), ("json", "x = 2\n"), ("os.py", "x = 1\n")]
     (tmp_path / "bad.py").write_bytes(b"# \xff\n")
     with pytest.raises(ValueError, match=r"bad\.py"):
-        list(sources.python_stdlib().documents())
+        rows(sources.python_stdlib())
 
 
 def test_hub_data_set_is_streamed_at_a_resolved_revision(tmp_path, monkeypatch, check_refused):
@@ -430,7 +494,7 @@ def test_hub_data_set_is_streamed_at_a_resolved_revision(tmp_path, monkeypatch, 
         return iter(rows)
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    monkeypatch.setattr(sources, "_resolve", lambda repo, revision: f"{revision}-resolved")
+    monkeypatch.setattr(hub, "resolve", lambda repo, revision: f"{revision}-resolved")
     argv = ["--source", "hub", "--dataset", "some one/text-1.0", "--revision", "v2", *SMALL]
     main([*argv, "--out_dir", str(tmp_path / "out")])
     options = {"revision": "v2-resolved", "split": "train", "streaming": True}
@@ -441,85 +505,3 @@ def test_hub_data_set_is_streamed_at_a_resolved_revision(tmp_path, monkeypatch, 
     assert sum(manifest["documents"].values()) == 60
     rows[:] = [{"body": "x"}]
     check_refused("no column 'text'; columns are body", *argv, "--out_dir", tmp_path / "other")
-
-
-HUB = """
-import sys, prepare_fineweb
-from rove import sources
-sources.FINEWEB_VAL_TOKENS = 1234
-prepare_fineweb.main(sys.argv[1:])
-"""
-
-
-def run_fineweb(endpoint, tmp_path):
-    environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower()}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_key"}
-    argv = ["--source", "fineweb-edu", *SMALL, "--out_dir", str(tmp_path / "out")]
-    return subprocess.run(
-        [sys.executable, "-c", HUB, *argv],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-
-
-def test_fineweb_edu_from_a_hub_that_limits_its_rate(tmp_path):
-    sha, texts, keys, refusals = "c0ffee" * 6 + "beef", [], [], []
-    files = {}
-    for number in range(2):
-        texts += documents(40, seed=10 + number)
-        write_parquet(tmp_path / "x.parquet", texts[-40:])
-        files[f"sample/10BT/00{number}_00000.parquet"] = (tmp_path / "x.parquet").read_bytes()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):  # noqa: N802
-            path = urllib.parse.unquote(self.path.partition("?")[0])
-            route = path.partition("fineweb-edu/")[2]
-            if not route:  # what the client asks for itself
-                return self.answer(404, b"", {})
-            keys.append(self.headers.get("Authorization"))
-            if route not in refusals:
-                refusals.append(route)
-                return self.answer(429, b"", {"Retry-After": "0"})
-            if route == "revision/main":
-                return self.answer(200, json.dumps({"id": "x", "sha": sha}).encode(), {})
-            if route == f"tree/{sha}/sample/10BT":
-                items = [
-                    {"type": "file", "path": name, "size": len(data), "oid": "0"}
-                    for name, data in files.items()
-                ]
-                return self.answer(200, json.dumps(items[::-1]).encode(), {})
-            data = files[route.partition(f"{sha}/")[2]]
-            etag = f'"{hashlib.sha256(data).hexdigest()}"'
-            return self.answer(200, data, {"X-Repo-Commit": sha, "ETag": etag})
-
-        def do_HEAD(self):  # noqa: N802
-            self.do_GET()
-
-        def answer(self, status, body, headers):
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        done = run_fineweb(f"http://127.0.0.1:{server.server_port}", tmp_path)
-        server.shutdown()
-    assert done.returncode == 0, done.stderr
-    assert len(refusals) == 4 and set(keys) == {"Bearer hf_key"}
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert (manifest["dataset"], manifest["revision"]) == ("HuggingFaceFW/fineweb-edu", sha)
-    splits = [open_split(tmp_path / "out", split) for split in ("val", "train")]
-    assert splits[0].n_tokens == 1234 and [s.size for s in splits[0].shards] == [1000, 234]
-    ids = np.concatenate([data.read(0, data.n_tokens) for data in splits])
-    assert ids.tolist() == [i for text in texts for i in (256, *text.encode())]
-
-
-def test_fineweb_edu_without_network_is_one_line(tmp_path):
-    done = run_fineweb("http://127.0.0.1:9", tmp_path)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "HuggingFaceFW/fineweb-edu" in done.stderr and not (tmp_path / "out").exists()

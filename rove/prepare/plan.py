@@ -1,0 +1,124 @@
+"""What preparing will cost, said before it starts: downloads, disk and its room, time.
+
+Sizes are in MB of 10^6 bytes.
+"""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rove.prepare import hub
+from rove.prepare.sources import Source
+from rove.shards import HEADER_BYTES
+from rove.tokenizer import Tokenizer
+
+BYTES_PER_TOKEN = {"gpt2": 4.5, "byte": 1.0}  # rough, for the estimate of size
+GPT2_BYTES_PER_TOKEN_OF_CODE = 2.1
+USUAL_BYTES_PER_S = 4e6  # of text in one process, where it cannot be measured
+FILES_AT_ONCE = 3  # in the cache when they are freed on the way: read, arriving, not yet written
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What goes where and what it costs."""
+
+    lines: list[str]
+    needed: dict[Path, int]
+    """bytes that will be written below each folder"""
+
+    def check_room(self) -> None:
+        """Raise ValueError when a disk has less room than is needed."""
+        for folder, n_bytes, free in self._disks():
+            if n_bytes > free:
+                raise ValueError(
+                    f"{folder}: {_mb(n_bytes)} are needed, {_mb(free)} are free; make room, use "
+                    "--delete_downloads, or set HF_HOME or --out_dir to another disk"
+                )
+
+    def __str__(self) -> str:
+        disks = [
+            f"disk: {_mb(n_bytes)} needed on disk under {folder}, {_mb(free)} free"
+            for folder, n_bytes, free in self._disks()
+        ]
+        return "\n".join(self.lines + disks)
+
+    def _disks(self) -> list[tuple[Path, int, int]]:
+        """Return (first folder, bytes needed, bytes free) of each disk."""
+        disks: dict[int, tuple[Path, int, int]] = {}
+        for folder, n_bytes in self.needed.items():
+            there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+            before = disks.get(there.stat().st_dev)
+            first, n_before = (before[0], before[1]) if before else (folder, 0)
+            free = shutil.disk_usage(there).free
+            disks[there.stat().st_dev] = first, n_before + n_bytes, free
+        return list(disks.values())
+
+
+def make_plan(
+    source: Source,
+    tokenizer_name: str,
+    tokenizer: Tokenizer | None,
+    folder: Path,
+    num_workers: int,
+    shard_tokens: int,
+) -> Plan:
+    """Plan the preparation of a source; tokenizer: its rate is measured, None: the usual one."""
+    at = f" at {source.revision}" if source.revision else ""
+    lines = [f"source: {source.dataset}{at}"]
+    n_tokens, needed = expected_tokens(source, tokenizer_name), {}
+    if not source.sizes:
+        lines.append("files: size unknown, streamed")
+    else:
+        lines.append(f"files: {len(source.sizes)} files, {_mb(sum(source.sizes.values()))}")
+    if source.downloads is not None:
+        cache, missing = hub.cache_folder(), source.downloads.missing()
+        sizes = sorted((source.sizes[name] for name in missing), reverse=True)
+        lines.append(f"download: {len(missing)} files, {_mb(sum(sizes))}, to {cache}")
+        needed[cache] = sum(sizes if source.downloads.keep else sizes[:FILES_AT_ONCE])
+    if source.sizes:
+        n_shards = max(2, -(-n_tokens // shard_tokens))
+        lines.append(f"text: about {_mb(source.text_bytes)}, {n_tokens / 1e6:,.1f} M tokens")
+        there = sum(path.stat().st_size for path in folder.glob("*.bin*"))
+        needed[folder] = max(0, 2 * n_tokens + n_shards * HEADER_BYTES - there)
+        size = _mb(2 * n_tokens)
+        lines.append(f"output: about {size} in {n_shards} shards or one more, to {folder}")
+    rate = USUAL_BYTES_PER_S if tokenizer is None else measure_rate(tokenizer)
+    how = "assumed" if tokenizer is None else "measured here"
+    work = f"{num_workers} workers, {tokenizer_name}, {rate / 1e6:,.1f} MB/s each ({how})"
+    if source.sizes:
+        took = _duration(source.text_bytes / rate / num_workers)
+        work = f"about {took} of tokenizing, the download apart: {work}"
+    return Plan([*lines, f"time: {work}"], needed)
+
+
+def expected_tokens(source: Source, tokenizer_name: str) -> int:
+    """Estimate the tokens of a source; 0 when its size is unknown."""
+    per_token = BYTES_PER_TOKEN[tokenizer_name]
+    if (source.dataset, tokenizer_name) == ("python-stdlib", "gpt2"):
+        per_token = GPT2_BYTES_PER_TOKEN_OF_CODE
+    return int(source.text_bytes / per_token)
+
+
+def measure_rate(tokenizer: Tokenizer, seconds: float = 0.3) -> float:
+    """Return the bytes per second that one process tokenizes of English text."""
+    import pydoc_data.topics as topics
+
+    texts = list(topics.topics.values())
+    n_bytes, start, number = 0, time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        tokenizer.encode(texts[number % len(texts)])
+        n_bytes += len(texts[number % len(texts)].encode())
+        number += 1
+    return n_bytes / (time.perf_counter() - start)
+
+
+def _mb(n_bytes: float) -> str:
+    return f"{n_bytes / 1e6:,.1f} MB"
+
+
+def _duration(seconds: float) -> str:
+    unit, size = next(
+        (u, n) for u, n in (("h", 3600), ("min", 60), ("s", 1)) if seconds >= n or n == 1
+    )
+    return f"{seconds / size:.1f} {unit}"
