@@ -2,13 +2,16 @@
 
     python bench/prepare.py --files 'sample/*.parquet' --peer ../build-nanogpt --out prepare.json
 
-Without --files, a parquet file is written from the interpreter's standard library, repeated. The
-peer's script runs as it is, with its hub data set and its number of processes replaced at run time.
+Without --files, a parquet file is made of lines of the interpreter's standard library, drawn at
+random. The peer's script runs as it is, with its hub data set and its number of processes replaced
+at run time. The ceiling is tiktoken's own rate in one thread (encode_ordinary, texts in memory)
+times the processes; a side's share of it includes its start.
 """
 
 import glob
 import multiprocessing
 import os
+import random
 import runpy
 import shutil
 import subprocess
@@ -33,6 +36,8 @@ from rove.files import write_json  # noqa: E402
 class Settings:
     files: str | None = None
     """parquet files with a column `text`, a pattern; null: made from the standard library"""
+    text_mb: int = 40
+    """MB of text in the file that is made"""
     num_workers: int = 2
     """processes of either side"""
     peer: str | None = None
@@ -43,14 +48,29 @@ class Settings:
     """JSON file of the result"""
 
 
-def make_parquet(path: Path, repeats: int = 4) -> None:
-    """Write the standard library's modules, each several times, as FineWeb's files look."""
+def make_parquet(path: Path, text_mb: int) -> None:
+    """Write documents of random lines, some 5 kB each, in row groups as FineWeb's files have."""
     import pyarrow
     from pyarrow import parquet
 
     files = sorted(Path(os.__file__).parent.glob("*.py"))
-    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files] * repeats
-    parquet.write_table(pyarrow.table({"text": texts}), path)
+    lines = [line for file in files for line in file.read_text("utf-8").splitlines(True)]
+    draw, texts, n_bytes = random.Random(0), [], 0
+    while n_bytes < text_mb * 1e6:
+        texts.append("".join(draw.choices(lines, k=draw.randint(20, 250))))
+        n_bytes += len(texts[-1])
+    parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=1000)
+
+
+def make_ceiling(files: list[str]) -> Callable[[], object]:
+    """Return a call that encodes all texts with tiktoken in one thread."""
+    from pyarrow import parquet
+
+    from rove.tokenizer import load_tokenizer
+
+    encode = load_tokenizer("gpt2").encoding.encode_ordinary
+    texts = [t for file in files for t in parquet.read_table(file)["text"].to_pylist() if t]
+    return lambda: sum(len(encode(text)) for text in texts)
 
 
 def make_ours(pattern: str, num_workers: int) -> Callable[[], object]:
@@ -103,18 +123,25 @@ def main(argv: list[str]) -> None:
                 f"--peer {s.peer}: has no fineweb.py; give a checkout of build-nanogpt"
             )
         if s.files is None:
-            make_parquet(Path(name) / "stdlib.parquet")
+            make_parquet(Path(name) / "stdlib.parquet", s.text_mb)
         pattern = s.files or f"{name}/stdlib.parquet"
         files = sorted(glob.glob(pattern))
         if not files:
             raise ValueError(f"--files {pattern}: no such files")
-        sides: dict[str, Any] = {"prepare_fineweb.py": partial(make_ours, pattern, s.num_workers)}
+        n_file_bytes = sum(Path(file).stat().st_size for file in files)
+        sides: dict[str, Any] = {"tiktoken, one thread": partial(make_ceiling, files)}
+        sides["prepare_fineweb.py"] = partial(make_ours, pattern, s.num_workers)
         if s.peer is not None:
             sides["build-nanogpt"] = partial(make_peers, files, s.num_workers, s.peer)
         times = alternate(sides, s.repeats)
     base = list(sides)[-1]
-    result = summary(times, base)
+    result = summary(times, base, file_bytes=n_file_bytes)
+    print(f"{len(files)} parquet files, {n_file_bytes / 1e6:.0f} MB")
     show(result, base)
+    ceiling_s = result["tiktoken, one thread"]["median_s"] / s.num_workers
+    for side in list(sides)[1:]:
+        result[side]["share_of_tiktoken"] = ceiling_s / result[side]["median_s"]
+        print(f"  {side:28s} {result[side]['share_of_tiktoken']:.0%} of {s.num_workers} x tiktoken")
     if s.out is not None:
         write_json(Path(s.out), result | {"settings": vars(s)})
         print(f"wrote {s.out}")

@@ -2,7 +2,7 @@
 
 Files lie behind a redirect, are sent in ranges, and come with the headers of the real hub. A fault
 is what a test lets the server do with one request: answer 429, 503 or 404, or drop the connection
-in the middle of a file, or send other bytes.
+in the middle of a file, or send other bytes. The files' own host has another name, as in reality.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):  # noqa: N802
         route = urllib.parse.unquote(self.path.partition("?")[0])
         self.hub.requests.append((self.command, route, self.headers.get("Range")))
-        if "/cdn/" not in route:
+        if "/datasets/" in route:
             self.hub.keys.add(self.headers.get("Authorization"))
         fault = self.hub.take_fault(self.command, route)
         if isinstance(fault, int):
@@ -58,7 +58,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             for answers in (self.api, self.resolve, self.cdn):
                 if answers(route, repo, files, fault):
                     return None
-        return self.answer(404, b"{}", {})
+        known = any(f"/{repo}/" in route for repo in self.hub.repos)
+        code = "RevisionNotFound" if known else "RepoNotFound"
+        return self.answer(404, b"{}", {"X-Error-Code": code})
 
     do_HEAD = do_GET  # noqa: N815
 
@@ -88,7 +90,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "X-Repo-Commit": commit,
             "X-Linked-Etag": f'"{sha256(files[name])}"',
             "X-Linked-Size": str(len(files[name])),
-            "Location": f"{self.hub.endpoint}/cdn/{repo}/{name}",
+            "Location": f"{self.hub.endpoint.replace('127.0.0.1', 'localhost')}/cdn/{repo}/{name}",
         }
         return self.answer(302, b"", headers)
 

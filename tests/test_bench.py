@@ -76,3 +76,12 @@ def test_memory_and_checkpoint_benchmarks_write_what_they_measured(tmp_path):
 def test_an_evaluation_that_fails_is_one_line(tmp_path):
     result = run_script("bench/eval_memory.py", *TINY, "--n_head", "3")
     assert result.returncode == 2 and "could not be written" in result.stderr
+
+
+def test_prepare_benchmark_compares_with_tiktoken_alone(tmp_path):
+    out = tmp_path / "result.json"
+    result = run_script("bench/prepare.py", "--text_mb", "1", "--repeats", "1", "--out", out)
+    assert result.returncode == 0, result.stderr
+    content = json.loads(out.read_text())
+    assert content["file_bytes"] > 1e5
+    assert 0 < content["prepare_fineweb.py"]["share_of_tiktoken"] < 2

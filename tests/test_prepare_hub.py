@@ -26,7 +26,9 @@ PRETOKENIZED = "kjj0/finewebedu10B-gpt2"
 
 RUN = f"""
 import os, sys, prepare_fineweb
+from huggingface_hub import constants
 from rove.prepare import hub, run, sources
+constants.DOWNLOAD_CHUNK_SIZE = 1000  # so that half a file is some chunks
 sources.FINEWEB_VAL_TOKENS = {N_VAL}
 hub.FIRST_WAIT_S = 0.01
 run.SAVE_INTERVAL_S = 0.0

@@ -249,12 +249,25 @@ def test_import_does_no_work():
     assert done.stdout.strip() == "set()", done.stderr
 
 
-def die(unit):
-    os._exit(3)
+class Deadly:
+    """A unit that ends the process that reads it, or fails in it."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def read(self):
+        if self.error:
+            raise self.error
+        os._exit(3)
 
 
-def test_dead_worker_is_one_line(monkeypatch):
-    monkeypatch.setattr(pool, "_encode_in_worker", die)
-    work = [((0, n), units.Rows([("a.txt#0", "text")])) for n in range(1, 6)]
-    with pytest.raises(ValueError, match="process died"):
-        list(pool.encode_units(load_tokenizer("byte"), work, 0.1, num_workers=2))
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("error", [None, ValueError("row 7 is bad")])
+def test_a_worker_that_dies_or_fails_is_one_line(method, error):
+    work = [((0, n), units.Rows([("a.txt#0", "text")])) for n in range(1, 9)]
+    work[3] = ((0, 4), Deadly(error))
+    done = []
+    with pytest.raises(ValueError, match="row 7 is bad" if error else "process died"):
+        for position, _ in pool.encode_units(load_tokenizer("byte"), work, 0.1, 2, method):
+            done.append(position)
+    assert done == [(0, 1), (0, 2), (0, 3)][: len(done)], "in order, and nothing after it"

@@ -5,6 +5,7 @@ everywhere, and a download that was cut goes on where it stopped.
 """
 
 import random
+import re
 import sys
 import threading
 import time
@@ -106,6 +107,8 @@ class Downloads:
 
 def resolve(repo: str, revision: str) -> str:
     """Return the commit that a branch, tag or commit of a data set stands for."""
+    if re.fullmatch("[0-9a-f]{40}", revision):
+        return revision
     with errors(repo):
         from huggingface_hub import HfApi
 

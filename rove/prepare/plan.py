@@ -1,7 +1,4 @@
-"""What preparing will cost, said before it starts: downloads, disk and its room, time.
-
-Sizes are in MB of 10^6 bytes.
-"""
+"""What preparing will cost, said before it starts: downloads, disk and its room, time."""
 
 import shutil
 import time
@@ -32,13 +29,13 @@ class Plan:
         for folder, n_bytes, free in self._disks():
             if n_bytes > free:
                 raise ValueError(
-                    f"{folder}: {_mb(n_bytes)} are needed, {_mb(free)} are free; make room, use "
-                    "--delete_downloads, or set HF_HOME or --out_dir to another disk"
+                    f"{folder}: {show_size(n_bytes)} are needed, {show_size(free)} are free; "
+                    "make room, use --delete_downloads, or set HF_HOME or --out_dir to another disk"
                 )
 
     def __str__(self) -> str:
         disks = [
-            f"disk: {_mb(n_bytes)} needed on disk under {folder}, {_mb(free)} free"
+            f"disk: {show_size(n_bytes)} needed on disk under {folder}, {show_size(free)} free"
             for folder, n_bytes, free in self._disks()
         ]
         return "\n".join(self.lines + disks)
@@ -70,18 +67,18 @@ def make_plan(
     if not source.sizes:
         lines.append("files: size unknown, streamed")
     else:
-        lines.append(f"files: {len(source.sizes)} files, {_mb(sum(source.sizes.values()))}")
+        lines.append(f"files: {len(source.sizes)} files, {show_size(sum(source.sizes.values()))}")
     if source.downloads is not None:
         cache, missing = hub.cache_folder(), source.downloads.missing()
         sizes = sorted((source.sizes[name] for name in missing), reverse=True)
-        lines.append(f"download: {len(missing)} files, {_mb(sum(sizes))}, to {cache}")
+        lines.append(f"download: {len(missing)} files, {show_size(sum(sizes))}, to {cache}")
         needed[cache] = sum(sizes if source.downloads.keep else sizes[:FILES_AT_ONCE])
     if source.sizes:
         n_shards = max(2, -(-n_tokens // shard_tokens))
-        lines.append(f"text: about {_mb(source.text_bytes)}, {n_tokens / 1e6:,.1f} M tokens")
+        lines.append(f"text: about {show_size(source.text_bytes)}, {n_tokens / 1e6:,.1f} M tokens")
         there = sum(path.stat().st_size for path in folder.glob("*.bin*"))
         needed[folder] = max(0, 2 * n_tokens + n_shards * HEADER_BYTES - there)
-        size = _mb(2 * n_tokens)
+        size = show_size(2 * n_tokens)
         lines.append(f"output: about {size} in {n_shards} shards or one more, to {folder}")
     rate = USUAL_BYTES_PER_S if tokenizer is None else measure_rate(tokenizer)
     how = "assumed" if tokenizer is None else "measured here"
@@ -113,8 +110,9 @@ def measure_rate(tokenizer: Tokenizer, seconds: float = 0.3) -> float:
     return n_bytes / (time.perf_counter() - start)
 
 
-def _mb(n_bytes: float) -> str:
-    return f"{n_bytes / 1e6:,.1f} MB"
+def show_size(n_bytes: float) -> str:
+    """Return a number of bytes in MB or GB, powers of ten."""
+    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.1f} MB"
 
 
 def _duration(seconds: float) -> str:

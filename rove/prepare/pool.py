@@ -1,18 +1,26 @@
-"""Tokenizing in processes: units go out in order, what became of them comes back in order."""
+"""Tokenizing in processes: units go out in turn, what became of them comes back in that order.
+
+Each worker has a pipe of its own and threads that receive and send, so that nobody waits for
+anybody's turn, and any process can be killed at any moment without another one waiting for the rest
+of a message: a pool with shared queues does not have that.
+"""
 
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import active_children, get_context, parent_process
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 from rove.prepare.sources import Position, Units
 from rove.prepare.units import Encoded, Unit, encode_unit
 from rove.tokenizer import Tokenizer
+
+UNITS_PER_WORKER = 2  # on their way: one that is worked on, one that waits
 
 
 def encode_units(
@@ -30,40 +38,84 @@ def encode_units(
         for position, unit in units:
             yield position, encode_unit(tokenizer, unit, val_fraction)
         return
-    context, settings = get_context(start_method), (tokenizer, val_fraction)
-    pool = ProcessPoolExecutor(num_workers, context, _start_worker, settings)
-    waiting: deque[tuple[Position, Future[Encoded]]] = deque()
+    waiting: deque[tuple[Position, Connection]] = deque()
+    with _workers(num_workers, start_method, tokenizer, val_fraction) as pipes:
+        for number, (position, unit) in enumerate(units):
+            pipe = pipes[number % num_workers]
+            _talk(pipe.send, unit)
+            waiting.append((position, pipe))
+            if len(waiting) >= UNITS_PER_WORKER * num_workers:
+                position, pipe = waiting.popleft()
+                yield position, _receive(pipe)
+        for position, pipe in waiting:
+            yield position, _receive(pipe)
+
+
+@contextmanager
+def _workers(
+    number: int, start_method: str, tokenizer: Tokenizer, val_fraction: float
+) -> Iterator[list[Connection]]:
+    """Start processes; at the end of the block they are killed, whatever they are doing."""
+    context: Any = get_context(start_method)
+    processes: list[Any] = []
+    pipes: list[Connection] = []
     try:
-        for position, unit in units:
-            waiting.append((position, pool.submit(_encode_in_worker, unit)))
-            if len(waiting) > 2 * num_workers:
-                position, future = waiting.popleft()
-                yield position, future.result()
-        for position, future in waiting:
-            yield position, future.result()
-    except BrokenProcessPool as error:
-        raise ValueError("a tokenizing process died; try fewer --num_workers") from error
-    except BaseException:  # an error, Ctrl-C, or a caller that wants no more: nobody waits
-        for process in active_children():
-            process.terminate()
-        raise
+        for _ in range(number):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, tokenizer, val_fraction))
+            process.start()
+            theirs.close()  # so that reading ours ends with the process
+            processes.append(process)
+            pipes.append(ours)
+        yield pipes
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
 
 
-_worker: dict[str, Any] = {}  # a worker's own settings, sent once
+def _talk(action: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return action(*arguments)
+    except (EOFError, OSError) as error:
+        raise ValueError("a tokenizing process died; try fewer --num_workers") from error
 
 
-def _start_worker(tokenizer: Tokenizer, val_fraction: float) -> None:
-    def end_with_parent() -> None:  # a killed parent leaves its queues open, so they do not tell
-        if parent := parent_process():
-            parent.join()
-            os._exit(1)
+def _receive(pipe: Connection) -> Encoded:
+    result: Encoded | Exception = _talk(pipe.recv)
+    if isinstance(result, Exception):
+        raise result
+    return result
 
-    _worker.update(tokenizer=tokenizer, val_fraction=val_fraction)
+
+def _work(pipe: Connection, tokenizer: Tokenizer, val_fraction: float) -> None:
+    """Encode what comes until the process is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends its workers
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    units: SimpleQueue[Unit] = SimpleQueue()
+    results: SimpleQueue[Encoded | Exception] = SimpleQueue()
+    for action in (
+        _end_with_parent,
+        lambda: _repeat(lambda: units.put(pipe.recv())),
+        lambda: _repeat(lambda: pipe.send(results.get())),
+    ):
+        threading.Thread(target=action, daemon=True).start()
+    while True:
+        try:
+            results.put(encode_unit(tokenizer, units.get(), val_fraction))
+        except Exception as error:
+            results.put(error)
 
 
-def _encode_in_worker(unit: Unit) -> Encoded:
-    return encode_unit(_worker["tokenizer"], unit, _worker["val_fraction"])
+def _repeat(action: Callable[[], None]) -> None:
+    try:
+        while True:
+            action()
+    except (EOFError, OSError):  # the parent is gone
+        os._exit(1)
+
+
+def _end_with_parent() -> None:  # its pipes stay open in workers that were forked from it
+    if parent := parent_process():
+        parent.join()
+        os._exit(1)

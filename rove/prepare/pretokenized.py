@@ -10,7 +10,7 @@ import numpy as np
 from rove import shards
 from rove.files import sha256_of, write_json
 from rove.prepare import hub
-from rove.prepare.plan import Plan
+from rove.prepare.plan import Plan, show_size
 from rove.tokenizer import GPT2_EOT_ID, GPT2_VOCAB_SIZE
 
 
@@ -36,8 +36,8 @@ def make_plan(downloads: hub.Downloads, folder: Path) -> Plan:
     )
     lines = [
         f"source: {downloads.repo} at {downloads.commit}",
-        f"files: {len(downloads.files)} shards, {total / 1e6:,.1f} MB",
-        f"download: {len(missing)} shards, {left / 1e6:,.1f} MB, to {folder}",
+        f"files: {len(downloads.files)} shards, {show_size(total)}",
+        f"download: {len(missing)} shards, {show_size(left)}, to {folder}",
     ]
     return Plan(lines, {folder: left})
 

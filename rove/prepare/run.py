@@ -45,6 +45,8 @@ def write_shards(
                 val.write(head)
                 output.splits[split].write(rest)
                 bar.update(unit.ids[split].size)
+            if val.tokens == source.n_val_tokens > 0:
+                val.finish()
             output.note_invalid(unit.invalid)
             ends_file = position[1] == 0
             if ends_file:

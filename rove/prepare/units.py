@@ -176,9 +176,9 @@ def _parquet_units(name: str, path: Path) -> Iterator[ParquetRows]:
     first_row, metadata = 0, open_parquet(path).metadata
     for number in _groups(path):
         group = metadata.row_group(number)
-        n_parts = min(max(1, -(-_text_bytes(group) // UNIT_BYTES)), max(group.num_rows, 1))
-        ends = [group.num_rows * part // n_parts for part in range(n_parts + 1)]
-        for start, stop in zip(ends, ends[1:], strict=False):
+        n_parts = min(max(1, -(-_text_bytes(group) // UNIT_BYTES)), group.num_rows)
+        for part in range(n_parts):
+            start, stop = (group.num_rows * n // n_parts for n in (part, part + 1))
             yield ParquetRows(path, name, number, first_row, start, stop)
         first_row += group.num_rows
 
