@@ -28,7 +28,7 @@ from rove.prepare.long_docs import write_long_docs
 from rove.prepare.output import Output, is_prepared, read_record
 from rove.prepare.run import write_shards
 from rove.prepare.units import SPLITS, describe_invalid
-from rove.tokenizer import load_tokenizer
+from rove.tokenizer import Tokenizer, load_tokenizer
 
 DESCRIPTION = """Turn text into token shards. `verify DIR` compares the shards of a folder with its
 manifest, `stats DIR` counts what they hold."""
@@ -156,6 +156,16 @@ def prepare(settings: Settings) -> None:
         print(f"next: python train.py --config configs/{config}.yaml --data.dir {folder}")
 
 
+def open_tokenizer(settings: Settings) -> Tokenizer | None:
+    """Load the tokenizer; None in a dry run where it would have to be downloaded."""
+    try:
+        return load_tokenizer(settings.tokenizer, allow_download=not settings.dry_run)
+    except ValueError:
+        if settings.dry_run:
+            return None
+        raise
+
+
 def fetch_shards(settings: Settings, folder: Path, record: dict[str, Any]) -> None:
     """Fetch shards that others have made."""
     repo = settings.dataset or PRETOKENIZED
@@ -172,9 +182,7 @@ def make_shards(
 ) -> None:
     """Tokenize a source into shards, from where a run that was stopped had come."""
     num_workers = settings.num_workers or os.cpu_count() or 1
-    tokenizer = (
-        None if settings.dry_run else load_tokenizer(settings.tokenizer, allow_download=True)
-    )
+    tokenizer = open_tokenizer(settings)
     unfinished = read_record(folder, record)
     source = source or open_source(settings, unfinished.get("revision"))
     made = plan.make_plan(source, settings.tokenizer, tokenizer, folder, num_workers,

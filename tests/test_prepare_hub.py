@@ -155,7 +155,7 @@ def test_downloads_are_freed_on_the_way(fineweb, tmp_path):
     files, texts = fineweb
     watched = tmp_path / "watched"
     with serving(Hub({FINEWEB_EDU: files})) as hub:
-        done = run(hub, tmp_path, *EDU, "--delete_downloads=true", WATCHED=str(watched))
+        done = run(hub, tmp_path, *EDU, "--delete_downloads", WATCHED=str(watched))
     assert done.returncode == 0, done.stderr
     assert ids_of(tmp_path / "out") == [i for text in texts for i in (256, *text.encode())]
     assert max(map(int, watched.read_text().split())) <= plan.FILES_AT_ONCE
@@ -169,12 +169,12 @@ def test_freed_files_are_not_fetched_again_after_a_kill(fineweb, tmp_path):
     files, texts = fineweb
     kill = {"STOP_AT": "14", "SIGNAL": str(int(signal.SIGKILL))}
     with serving(Hub({FINEWEB_EDU: files})) as hub:
-        done = run(hub, tmp_path, *EDU, "--delete_downloads=true", **kill)
+        done = run(hub, tmp_path, *EDU, "--delete_downloads", **kill)
         assert done.returncode == -signal.SIGKILL, done.stderr
         record = json.loads((tmp_path / "out/manifest.json.unfinished").read_text())
         assert record["position"][0] >= 1
         hub.requests.clear()
-        assert run(hub, tmp_path, *EDU, "--delete_downloads=true").returncode == 0
+        assert run(hub, tmp_path, *EDU, "--delete_downloads").returncode == 0
     assert "000_00000.parquet" not in hub.counts()
     assert ids_of(tmp_path / "out") == [i for text in texts for i in (256, *text.encode())]
     assert not list((tmp_path / "hf").rglob("*.parquet"))
@@ -183,7 +183,7 @@ def test_freed_files_are_not_fetched_again_after_a_kill(fineweb, tmp_path):
 def test_plan_says_what_will_be_fetched_and_writes_nothing(fineweb, tmp_path):
     files, _ = fineweb
     with serving(Hub({FINEWEB_EDU: files})) as hub:
-        done = run(hub, tmp_path, *EDU, "--dry_run=true")
+        done = run(hub, tmp_path, *EDU, "--dry_run")
     assert done.returncode == 0, done.stderr
     size = sum(map(len, files.values())) / 1e6
     for part in (

@@ -13,6 +13,7 @@ from rove.tokenizer import Tokenizer
 BYTES_PER_TOKEN = {"gpt2": 4.5, "byte": 1.0}  # rough, for the estimate of size
 GPT2_BYTES_PER_TOKEN_OF_CODE = 2.1
 USUAL_BYTES_PER_S = 4e6  # of text in one process, where it cannot be measured
+SHARE_OF_RATE = 0.8  # what several processes reach of it each, by bench/prepare.py
 FILES_AT_ONCE = 3  # in the cache when they are freed on the way: read, arriving, not yet written
 
 
@@ -72,6 +73,7 @@ def make_plan(
         cache, missing = hub.cache_folder(), source.downloads.missing()
         sizes = sorted((source.sizes[name] for name in missing), reverse=True)
         lines.append(f"download: {len(missing)} files, {show_size(sum(sizes))}, to {cache}")
+        lines += [f"  {name}, {show_size(source.sizes[name])}" for name in missing]
         needed[cache] = sum(sizes if source.downloads.keep else sizes[:FILES_AT_ONCE])
     if source.sizes:
         n_shards = max(2, -(-n_tokens // shard_tokens))
@@ -84,7 +86,7 @@ def make_plan(
     how = "assumed" if tokenizer is None else "measured here"
     work = f"{num_workers} workers, {tokenizer_name}, {rate / 1e6:,.1f} MB/s each ({how})"
     if source.sizes:
-        took = _duration(source.text_bytes / rate / num_workers)
+        took = _duration(source.text_bytes / (SHARE_OF_RATE * rate * num_workers))
         work = f"about {took} of tokenizing, the download apart: {work}"
     return Plan([*lines, f"time: {work}"], needed)
 
