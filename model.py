@@ -1,4 +1,4 @@
-"""GPT-2 with rotary positions in one file: RoPE, RoVE (arXiv 2606.11275), and both under YaRN.
+"""GPT-2 in one file with rotary positions: RoPE, RoVE (arXiv 2606.11275), and both under YaRN.
 
 Channel m of a head turns together with channel m + head_dim / 2 ("halves"); position t turns
 that pair by the angle t * omega_m, where omega_m = theta^(-2m / head_dim):
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-PosMode = Literal["rope", "rove", "rope+yarn", "rove+yarn"]
+PosMode = Literal["rope", "rove", "rope+yarn", "rove+yarn", "learned"]
 POS_MODES = get_args(PosMode)
 ROTARY_PAIRING = "halves"  # stored in checkpoints; neighbours (2m, 2m + 1) are another model
 OVERRIDES = ("dropout", "yarn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_values")
@@ -48,7 +48,7 @@ class GPTConfig:
     bias: bool = False
     """biases in linear layers and layer norms"""
     pos_mode: PosMode = "rope"
-    """what rotates: queries and keys (rope) or values too (rove); +yarn extends at evaluation"""
+    """what rotates: q and k (rope), values too (rove), nothing (learned); +yarn: for evaluation"""
     rope_theta: float = 10000.0
     """base of the rotary frequencies"""
     yarn_factor: float = 1.0
@@ -87,7 +87,7 @@ class GPTConfig:
 
     @property
     def value_path(self) -> str:
-        """rope or rove: the part of pos_mode that belongs to the weights."""
+        """rope, rove or learned: the part of pos_mode that belongs to the weights."""
         return self.pos_mode.removesuffix("+yarn")
 
     @property
@@ -107,7 +107,7 @@ def _require(holds: bool, key: str, value: object, expected: str) -> None:
 
 
 def rotary_frequencies(config: GPTConfig, factor: float) -> Tensor:
-    """Return omega (D / 2,) float64, radians per position, for a YaRN factor (1: plain RoPE).
+    """Return omega (D / 2,) float64, radians per position (factor 1: plain RoPE; learned: zeros).
 
     YaRN (arXiv 2309.00071) as its released code has it: over the training length, pair m makes
     block_size * omega_m / (2 pi) turns. A ramp, linear in the pair index, leads from the floor of
@@ -116,7 +116,7 @@ def rotary_frequencies(config: GPTConfig, factor: float) -> Tensor:
     """
     D, theta = config.head_dim, config.rope_theta
     pairs = torch.arange(D // 2, dtype=torch.float64, device="cpu")
-    omega = theta ** (-2 * pairs / D)
+    omega = theta ** (-2 * pairs / D) * (config.pos_mode != "learned")
     if factor == 1:
         return omega
     betas = (config.yarn_beta_fast, config.yarn_beta_slow)
@@ -143,15 +143,16 @@ class Positions(NamedTuple):
     qk: Tensor  # (2, T, D / 2) float32: cos and sin for queries and keys
     v: Tensor  # for values and outputs: the same unless yarn_values is "orig"
     scale: float  # of the scores, YaRN's temperature included
+    rows: slice = slice(0)  # [start, stop), for learned positions
 
 
 class RotaryTables:
     """cos and sin by position, float32 from float64 angles; no module, so no cast reaches them."""
 
     def __init__(self, config: GPTConfig, device: torch.device) -> None:
-        self.omega = rotary_frequencies(config, config.factor)
-        orig = config.yarn_values == "orig"
-        self.value_omega = rotary_frequencies(config, 1.0) if orig else None
+        factors = [config.factor, *([1.0] if config.yarn_values == "orig" else [])]  # of qk and v
+        self.omegas = [rotary_frequencies(config, factor) for factor in factors]
+        self.longest = config.block_size if config.pos_mode == "learned" else math.inf
         self.scale = config.mscale**2 / math.sqrt(config.head_dim)
         self.grow(config.block_size, device)
 
@@ -161,16 +162,17 @@ class RotaryTables:
         """Hold tables for at least `length` positions on `device`."""
         rows = -(-length // TABLE_ROWS) * TABLE_ROWS
         t = torch.arange(rows, dtype=torch.float64, device="cpu")
-        angles = [torch.outer(t, w) for w in (self.omega, self.value_omega) if w is not None]
+        angles = [torch.outer(t, omega) for omega in self.omegas]
         tables = [torch.stack((angle.cos(), angle.sin())).float().to(device) for angle in angles]
         self.qk, self.v = tables[0], tables[-1]
 
     def at(self, start: int, stop: int, device: torch.device) -> Positions:
         """Return the entries of positions [start, stop)."""
+        _require(stop <= self.longest, "length", stop, f"at most {self.longest}, as learned")
         if self.qk.shape[1] < stop or self.qk.device != device:
             self.grow(max(stop, self.qk.shape[1]), device)
-        qk = self.qk[:, start:stop]
-        return Positions(qk, qk if self.v is self.qk else self.v[:, start:stop], self.scale)
+        rows, qk = slice(start, stop), self.qk[:, start:stop]
+        return Positions(qk, qk if self.v is self.qk else self.v[:, rows], self.scale, rows)
 
 
 class KVCache:
@@ -196,7 +198,7 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
-        self.layer, self.n_head, self.dropout = layer, config.n_head, config.dropout
+        self.layer, self.n_head, self.drop = layer, config.n_head, nn.Dropout(config.dropout)
         self.rotates_values = config.value_path == "rove"
 
     def forward(self, x: Tensor, pos: Positions, cache: KVCache | None) -> Tensor:
@@ -209,15 +211,14 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
         past, mask = 0 if cache is None else cache.length, None
-        p = self.dropout if self.training else 0.0
+        p = self.drop.p if self.training else 0.0
         if past > 0 and T > 1:  # is_causal would align the mask to the top left
             mask = torch.ones(T, past + T, dtype=torch.bool, device=x.device).tril(past)
         y = F.scaled_dot_product_attention(q, k, v, mask, p, is_causal=past == 0, scale=pos.scale)
         if self.rotates_values:
             cos, sin = pos.v
             y = rotate(y, cos, -sin)
-        y = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
-        return F.dropout(y, self.dropout, self.training)
+        return self.drop(self.c_proj(y.transpose(1, 2).reshape(B, T, C)))
 
 
 class MLP(nn.Module):
@@ -225,11 +226,10 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
-        self.dropout = config.dropout
+        self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
-        return F.dropout(y, self.dropout, self.training)
+        return self.drop(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
 
 
 class Block(nn.Module):
@@ -250,12 +250,15 @@ class Transformer(nn.Module):
         super().__init__()
         assert config.vocab_size is not None, "vocab_size is to be taken from the data first"
         self.wte = nn.Embedding(-(-config.vocab_size // 64) * 64, config.n_embd)
+        learned = config.pos_mode == "learned"
+        self.wpe = nn.Embedding(config.block_size, config.n_embd) if learned else None
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
-        self.dropout = config.dropout
+        self.drop = nn.Dropout(config.dropout)
 
     def forward(self, idx: Tensor, pos: Positions, cache: KVCache | None) -> Tensor:
-        x = F.dropout(self.wte(idx), self.dropout, self.training)
+        x = self.wte(idx) if self.wpe is None else self.wte(idx) + self.wpe.weight[pos.rows]
+        x = self.drop(x)
         for block in self.h:
             x = block(x, pos, cache)
         return self.ln_f(x)
@@ -282,8 +285,7 @@ class GPT(nn.Module):
 
     def hidden(self, idx: Tensor, pos_offset: int = 0, cache: KVCache | None = None) -> Tensor:
         """Return final hidden states (B, T, C) of idx (B, T), at pos_offset or after the cache."""
-        if cache is not None:
-            assert cache.config == self.config, "the cache was filled under another config"
+        assert cache is None or cache.config == self.config, "filled under another config"
         T, start = idx.shape[1], pos_offset if cache is None else cache.length
         x = self.transformer(idx, self.tables.at(start, start + T, idx.device), cache)
         if cache is not None:
@@ -292,8 +294,7 @@ class GPT(nn.Module):
 
     def head(self, x: Tensor) -> Tensor:
         """Return logits (..., V) float32 of hidden states x (..., C)."""
-        logits = F.linear(x, self.transformer.wte.weight)
-        return logits[..., : self.config.vocab_size].float()
+        return F.linear(x, self.transformer.wte.weight)[..., : self.config.vocab_size].float()
 
     def forward(
         self, idx: Tensor, targets: Tensor | None = None, pos_offset: int = 0
@@ -343,11 +344,10 @@ class GPT(nn.Module):
     ) -> Tensor:  # fmt: skip
         """Continue prompts idx (B, T) int64; return prompt and new ids, (B, up to T + new) int64.
 
-        temperature 0 is greedy; top_k of None or 0 and top_p of None or 1 are off. New ids follow
-        the first prompt_lengths[b] ids of row b (default T) up to the first of stop_ids; shorter
-        rows are filled with stop_ids[0] or 0. At most max_context tokens are attended ("auto":
-        block_size * yarn_factor; None: no limit): a longer prompt is cropped from the left, and
-        when the window is full its last half is read anew at positions from 0; either warns."""
+        temperature 0: greedy; top_k None or 0, top_p None or 1: off. New ids follow the first
+        prompt_lengths[b] ids of row b (T) up to one of stop_ids; shorter rows end in stop_ids[0] or
+        0. At most max_context tokens are attended ("auto": block_size * yarn_factor; None: any): a
+        longer prompt loses its start, a full window's last half is read anew from 0; both warn."""
         B, T = idx.shape
         lengths = [T] * B if prompt_lengths is None else [int(n) for n in prompt_lengths]
         fit = len(lengths) == B and all(1 <= n <= T for n in lengths)
@@ -422,13 +422,13 @@ class GPT(nn.Module):
         try:
             trained = GPTConfig(**stored)
             config = replace(trained, pos_mode=pos_mode or trained.pos_mode, **changes)
+            kept = allow_retrofit or config.value_path == trained.value_path
+            wanted = f"as trained as {trained.pos_mode!r}, +yarn or not; --allow_retrofit hurts"
+            _require(kept, "pos_mode", pos_mode, wanted)
             model = cls(config).eval()
             model.load_state_dict(checkpoint["model"], strict=True)
         except (TypeError, RuntimeError) as error:
             raise ValueError(f"{file}: weights do not fit: {error}"[:300]) from error
-        if config.value_path != trained.value_path and not allow_retrofit:
-            hurts = "another value path is known to hurt (--allow_retrofit tries it all the same)"
-            raise ValueError(f"pos_mode={pos_mode!r}: trained as {trained.pos_mode!r}; {hurts}")
         return model
 
 

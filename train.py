@@ -28,7 +28,7 @@ from model import GPT, GPTConfig
 from rove import checkpoint as ckpt
 from rove import device as dev
 from rove import distributed as dist
-from rove import runs
+from rove import overview, runs
 from rove.config import flatten, load, to_dict, user_errors
 from rove.metrics import check_finite, fetch_losses, open_metrics
 from rove.optim import learning_rate, make_optimizer
@@ -84,6 +84,8 @@ class TrainConfig:
     """where to train; auto: cuda, else mps, else cpu"""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile; auto: on GPUs, and on CPUs for long runs"""
+    init_from: str | None = None
+    """start from the weights of this run, checkpoint, export or GPT-2 folder; null: from chance"""
     resume: Literal["never", "auto"] = "never"
     """auto: continue the run in out_dir if there is one; torchrun's restarts always do"""
     on_save_error: Literal["continue", "stop"] = "continue"
@@ -199,6 +201,8 @@ def main(argv: list[str]) -> None:
         fingerprint |= {"tokens_per_step": t.tokens_per_step}
         torch.manual_seed(config.seed)
         model = GPT(config.model).to(device)
+        if t.init_from is not None and not (run / "checkpoints").exists():
+            runs.start_from(t.init_from, model, data.tokenizer)
         n_params = sum(p.numel() for p in model.parameters())
         flops_per_token = 6 * n_params + 12 * config.model.n_layer * config.model.n_embd * T
         run_flops = flops_per_token * t.tokens_per_step * t.max_steps
@@ -206,13 +210,8 @@ def main(argv: list[str]) -> None:
         if config.optim.warmup_steps > t.max_steps:
             notice += f" warm-up ({config.optim.warmup_steps} steps) is longer than the run"
     environment = dev.environment(device, compiles) | {"dtype": str(dtype)}
-    how = f"{environment['device']}, {dtype}, {'compiled' if compiles else 'eager'}"
-    batch = f"{world.size} ranks x {grad_accum_steps} x {micro_batch_size} sequences x {T} tokens"
-    epochs = t.max_steps * t.tokens_per_step / data.n_tokens
-    say(f"model: {config.model.pos_mode}, {n_params:,} parameters; {how}")
-    say(f"data: {config.data.dir}, {data.n_tokens:,} tokens, {data.tokenizer['name']}")
-    say(f"run: {run}, {t.max_steps} steps of {t.tokens_per_step:,} tokens = {batch}")
-    say(f"cost: {run_flops:.1e} FLOPs, {epochs:.2f} epochs")
+    batch = (micro_batch_size, grad_accum_steps)
+    say(overview.at_start(config, n_params, environment, data, world.size, batch, run_flops))
     if notice:
         say(f"notice: {notice.strip()}")
     if config.dry_run:
@@ -262,7 +261,7 @@ def main(argv: list[str]) -> None:
     pending: list[dict[str, Any]] = []  # steps whose losses are still on the device
     quiet = None if world.is_main else True  # None: shown on a terminal only
     bar = tqdm(total=t.max_steps, initial=start, unit="step", disable=quiet)
-    clock, step, stop_signal = time.perf_counter(), start, 0
+    clock, step, stop_signal, n_logged = time.perf_counter(), start, 0, 0
     for step in range(start + 1, t.max_steps + 1):
         loss_sum = torch.zeros((), device=device)
         for micro_step in range(grad_accum_steps):
@@ -302,6 +301,8 @@ def main(argv: list[str]) -> None:
                 row["perf/mfu"] = flops_per_token * tok_per_s / (peak * world.size)
         loss_now = pending[-1]["train/loss"]
         bar.set_postfix(loss=f"{loss_now:.4f}", tok_per_s=f"{tok_per_s:,.0f}")
+        if (n_logged := n_logged + 1) == 2:  # the first includes compiling
+            say(overview.time_left(tok_per_s, t.max_steps - step, t.tokens_per_step))
         if evaluates:
             val_loss = evaluate(model, val, n_val_windows, micro_batch_size, world, cast)
             check_finite(step, val_loss)
@@ -341,8 +342,7 @@ def main(argv: list[str]) -> None:
     dist.disconnect()
     if stop_signal and step < t.max_steps:
         raise SystemExit(128 + stop_signal)
-    say(f"done: {run}, best val loss {best_val_loss:.4f} nats/token")
-    say(f"next: python sample.py --checkpoint {run}")
+    say(overview.at_end(run, best_val_loss))
     del lock
 
 

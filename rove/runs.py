@@ -9,6 +9,7 @@ import yaml
 from rove.checkpoint import (
     STEP_FILE,
     latest_path,
+    load_checkpoint,
     newest_entry,
     step_files,
     step_of,
@@ -66,6 +67,28 @@ def find_run(
                 say(f"resume: {key} was {saved[key]}, is now {value}")
     tidy_run(run)
     return latest_path(run)
+
+
+def start_from(path: str, model: Any, tokenizer: dict[str, Any]) -> None:
+    """Put the weights of a run, checkpoint, export or GPT-2 folder into a new model.
+
+    Raises ValueError, naming all differences, when vocabulary, shape or value path are others. The
+    training context (block_size) may be another one, except where positions are learned.
+    """
+    saved, config = load_checkpoint(path, mmap=True), model.config.stored()
+    keys = {"n_layer", "n_head", "n_embd", "vocab_size", "bias", "rope_theta", "rotary_pairing"}
+    keys |= {"block_size"} if config["pos_mode"] == "learned" else set()
+    there = {key: saved["model_config"].get(key) for key in sorted(keys)}
+    there["pos_mode"] = str(saved["model_config"].get("pos_mode")).removesuffix("+yarn")
+    asked = config | {"pos_mode": config["pos_mode"].removesuffix("+yarn")}
+    found = [f"model.{k}={asked[k]}: it has {v}" for k, v in there.items() if v != asked[k]]
+    for key in ("name", "vocab_size", "sha256"):
+        own, data = saved["tokenizer"][key], tokenizer[key]
+        if None not in (own, data) and own != data:
+            found.append(f"tokenizer {key} of the data {data}: it has {own}")
+    if found:
+        raise ValueError(f"train.init_from={path}: does not fit: {'; '.join(found)}")
+    model.load_state_dict(saved["model"])
 
 
 def split_names(argv: list[str]) -> tuple[list[str], list[str]]:

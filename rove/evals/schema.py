@@ -14,7 +14,7 @@ from rove.evals.ruler.tasks import TASKS
 
 Schema = dict[str, str]
 Content = dict[str, Any]
-MODES = ("rope", "rove", "rope+yarn", "rove+yarn")
+MODES = ("learned", "rope", "rove", "rope+yarn", "rove+yarn")
 BY_LENGTH = ("packed", "tail", "sliding")
 
 COMMON: Schema = {

@@ -47,6 +47,8 @@ def run(e: Session) -> None:
     context = e.trained["block_size"]
     is_default = s.lengths is None
     lengths = ppl.default_lengths(context) if is_default else ppl.parse_lengths(s.lengths)
+    if is_default and e.trained["pos_mode"] == "learned":  # there are no positions beyond
+        lengths = [length for length in lengths if length <= context]
     on_cpu = max(CPU_TOKENS, CPU_UNITS * lengths[-1])
     usual = on_cpu if e.device.type == "cpu" else GPU_TOKENS
     if s.protocol == "tail":  # its units have few targets each
