@@ -24,6 +24,7 @@ from rove import shards
 from rove.config import load, user_errors
 from rove.files import lock_folder, write_json
 from rove.prepare import checks, hub, plan, pretokenized, sources
+from rove.prepare.downloads import Downloads
 from rove.prepare.long_docs import write_long_docs
 from rove.prepare.output import Output, is_prepared, read_record
 from rove.prepare.run import write_shards
@@ -117,9 +118,8 @@ class Settings:
     def recorded(self) -> dict[str, Any]:
         """Return what decides the contents of the shards, for the manifest."""
         keys = (*RECORDED, "num_shards") if self.source == "pretokenized" else RECORDED
-        return {key: getattr(self, key) for key in keys} | (
-            {"local_files": True} if self.local_dir else {}
-        )
+        local = {"local_files": True} if self.local_dir else {}
+        return {key: getattr(self, key) for key in keys} | local
 
 
 def open_source(settings: Settings, commit: str | None) -> sources.Source:
@@ -150,7 +150,8 @@ def prepare(settings: Settings) -> None:
     else:
         make_shards(settings, folder, record, source)
     if settings.long_docs and not settings.dry_run:
-        write_long_docs(folder, settings.long_docs, settings.shard_tokens)
+        with lock_folder(folder, "preparing"):
+            write_long_docs(folder, settings.long_docs, settings.shard_tokens)
     if not settings.dry_run:
         config = "gpt2_124m" if settings.tokenizer == "gpt2" else "demo"
         print(f"next: python train.py --config configs/{config}.yaml --data.dir {folder}")
@@ -171,10 +172,12 @@ def fetch_shards(settings: Settings, folder: Path, record: dict[str, Any]) -> No
     repo = settings.dataset or PRETOKENIZED
     commit = read_record(folder, record).get("revision") or hub.resolve(repo, settings.revision)
     files = pretokenized.choose(repo, commit, settings.num_shards)
-    downloads = hub.Downloads(repo, commit, files, local_dir=folder)
+    downloads = Downloads(repo, commit, files, folder=folder / pretokenized.PARTS)
     if start(pretokenized.make_plan(downloads, folder), settings):
         with lock_folder(folder, "preparing"):
-            finish(folder, pretokenized.fetch(downloads, folder, record))
+            if not is_prepared(folder, record):  # by another process, while this one planned
+                unfinished = read_record(folder, record)
+                finish(folder, pretokenized.fetch(downloads, folder, record, unfinished))
 
 
 def make_shards(
@@ -185,14 +188,18 @@ def make_shards(
     tokenizer = open_tokenizer(settings)
     unfinished = read_record(folder, record)
     source = source or open_source(settings, unfinished.get("revision"))
-    made = plan.make_plan(source, settings.tokenizer, tokenizer, folder, num_workers,
-                          settings.shard_tokens)  # fmt: skip
+    made = plan.make_plan(
+        source, settings.tokenizer, tokenizer, folder, num_workers, settings.shard_tokens,
+        n_files_done=unfinished.get("position", [0])[0],
+    )  # fmt: skip
     if not start(made, settings) or tokenizer is None:
         return
     n_expected = plan.expected_tokens(source, settings.tokenizer)
     with lock_folder(folder, "preparing"):
+        if is_prepared(folder, record):  # by another process, while this one planned
+            return
         output = Output(folder, settings.name, record, tokenizer)
-        output.open(unfinished, source.revision)
+        output.open(read_record(folder, record), source.revision)
         manifest = write_shards(
             output, source, tokenizer, num_workers, settings.val_fraction, n_expected
         )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rove.tokenizer import GPT2_EOT_ID, GPT2_SHA256, GPT2_VOCAB_SIZE
 
+HUB = "hub:"  # before a name: fetch it from the Hugging Face hub
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 NO_WEIGHTS = (".attn.bias", ".attn.masked_bias")
 EXPECTED = {  # what the model has built in, by config.json's names, with the library's defaults
@@ -25,6 +26,21 @@ EXPECTED = {  # what the model has built in, by config.json's names, with the li
     "tie_word_embeddings": True,
     "add_cross_attention": False,
 }
+
+
+def fetch(name: str) -> Path:
+    """Download a GPT-2 folder of the hub, such as openai-community/gpt2; return where it lies.
+
+    Raises ValueError when it cannot be had.
+    """
+    from huggingface_hub import snapshot_download
+
+    files = ["config.json", "model.safetensors"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=files))
+    except Exception as error:  # the hub's clients share no base class
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{HUB}{name}: cannot be fetched from the hub: {reason}") from error
 
 
 def read_gpt2(folder: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rove.checkpoint import (
 )
 from rove.config import flatten, load, to_dict
 from rove.files import lock_folder
+from rove.gpt2 import HUB
 
 OWN_TEMPORARIES = {
     f"{name}.tmp" for name in ("config.yaml", "metrics.jsonl", "latest.json", "best.json")
@@ -102,7 +103,12 @@ def split_names(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def run_of(checkpoint: str | Path) -> Path:
-    """Return the run folder of a checkpoint argument, or the folder that a lone file lies in."""
+    """Return the run folder of a checkpoint argument, or the folder that a lone file lies in.
+
+    hub:OWNER/NAME has out/OWNER_NAME.
+    """
+    if str(checkpoint).startswith(HUB):
+        return Path("out") / str(checkpoint).removeprefix(HUB).replace("/", "_")
     path = Path(checkpoint)
     if path.is_dir():
         return path

@@ -218,3 +218,32 @@ print(peak() - before)
     assert done.returncode == 0, done.stderr
     estimate = overview.memory_bytes(config, n_params, 8, is_fp32=True)
     assert 0.5 < int(done.stdout) / estimate < 1.6, (int(done.stdout), estimate)
+
+
+def test_gpt2_folders_are_checkpoints_of_evaluations_and_runs(hf_gpt2, tmp_path):
+    """The vocabulary is 257 ids here, so that byte data fits it."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=16, n_positions=32, vocab_size=257, bos_token_id=256,
+        eos_token_id=256,
+    )  # fmt: skip
+    folder = gpt2_folder(tmp_path / "gpt2", transformers.GPT2LMHeadModel(config))
+    saved = load_checkpoint(folder)
+    assert saved["model_config"]["pos_mode"] == "learned" and saved["step"] == 0
+    data = make_data(tmp_path / "data")
+    sizes = {"model__n_layer": 1, "model__n_embd": 16, "model__bias": "true"}
+    flags = {**sizes, "model__pos_mode": "learned", "train__init_from": folder}
+    line = refused(run_script("train.py", *tiny_flags(data, tmp_path / "run", **flags)))
+    assert "tokenizer name of the data byte: it has gpt2" in line
+    result = run_script(
+        "eval.py", "perplexity", "--checkpoint", folder, "--data", data, "--lengths", "16,32",
+        "--max_tokens", "1024", "--device", "cpu", "--out", tmp_path / "ppl.json",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "ppl.json").read_text())["pos_mode"] == "learned"
+
+
+def test_a_name_on_the_hub_that_cannot_be_fetched_is_one_line(tmp_path):
+    env = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    line = refused(run_script("sample.py", "--checkpoint", "hub:openai-community/gpt2", env=env))
+    assert "hub:openai-community/gpt2: cannot be fetched" in line

@@ -23,6 +23,7 @@ from prepare_fineweb import main
 from rove import shards
 from rove.files import lock_folder
 from rove.prepare import hub, plan, sources, units
+from rove.prepare.output import Output
 from rove.shards import open_split
 from rove.tokenizer import Tokenizer, load_tokenizer
 
@@ -216,6 +217,12 @@ def stopped(method, count, number, argv):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
+def finished(argv):
+    """Let a run that was stopped go on to its end, with units of the same size."""
+    done = stopped("replace", 10**9, 0, argv)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_killed_again_and_again_it_gives_the_same_bytes(corpus, tmp_path, workers):
     prepare(tmp_path / "whole", corpus / "*.jsonl")
@@ -244,25 +251,72 @@ def test_killed_before_its_mark_goes_it_is_finished_by_the_same_command(corpus, 
     assert (tmp_path / "out" / "manifest.json").exists()
     with pytest.raises(ValueError, match="did not finish"):
         open_split(tmp_path / "out", "train")
-    main([*argv, *SMALL])
+    finished([*argv, *SMALL])
     assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
 
 
-def test_what_was_lost_or_cut_is_written_anew(corpus, tmp_path, capsys):
-    prepare(tmp_path / "whole", corpus / "*.jsonl")
+def test_what_was_lost_or_cut_is_told_and_the_rest_kept(corpus, tmp_path):
     argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
-    for damage in ("missing", "cut"):
-        done = stopped("replace", 9, signal.SIGKILL, [*argv, *SMALL])
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        path = tmp_path / "out" / "files_train_000000.bin"
-        path.unlink() if damage == "missing" else path.write_bytes(path.read_bytes()[:-1])
-        main([*argv, *SMALL])
-        assert "starting over" in capsys.readouterr().out
-        assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
-        (tmp_path / "out" / "manifest.json").rename(tmp_path / "out" / shards.UNFINISHED)
-        (tmp_path / "out" / shards.UNFINISHED).unlink()
-        for shard in (tmp_path / "out").glob("*.bin"):
-            shard.unlink()
+    done = stopped("replace", 9, signal.SIGKILL, [*argv, *SMALL])
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    before = hashes(tmp_path / "out")
+    record = json.loads((tmp_path / "out" / shards.UNFINISHED).read_text())
+    open_ones = [e for s in record["splits"].values() for e in s["entries"] if "crc32" in e]
+    last = next(p for e in open_ones for p in (tmp_path / "out").glob(f"{e['file']}*"))
+    for path in (tmp_path / "out" / "files_train_000000.bin", last):
+        data = path.read_bytes()
+        flipped = data[:1026] + b"\xff\xff" + data[1028:]
+        # complete shards are trusted by their size; `verify` reads them
+        for damaged in (None, data[:1030], *([flipped] if path == last else [])):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            done = stopped("replace", 10**9, 0, [*argv, *SMALL])
+            assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+            assert re.search(f"cannot go on .*{path.name}.*complete shards", done.stderr)
+            path.write_bytes(data)
+    assert hashes(tmp_path / "out") == before, "nothing was touched"
+    finished([*argv, *SMALL])
+    prepare(tmp_path / "whole", corpus / "*.jsonl")
+    assert hashes(tmp_path / "out") == hashes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"splits": {}}', '{"name": "x", "splits": {}, "settings": null}']
+)
+def test_a_damaged_record_is_one_line(corpus, tmp_path, check_refused, content):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / shards.UNFINISHED).write_text(content)
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    check_refused("damaged.*remove the folder", *argv, *SMALL)
+
+
+def test_a_record_with_a_missing_key_is_one_line(corpus, tmp_path):
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
+    done = stopped("replace", 9, signal.SIGKILL, [*argv, *SMALL])
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    path = tmp_path / "out" / shards.UNFINISHED
+    whole = json.loads(path.read_text())
+    cuts = [(key,) for key in whole] + [("splits", "val", "documents"), ("splits", "train")]
+    for cut in cuts:
+        record = json.loads(json.dumps(whole))
+        inner = record
+        for key in cut[:-1]:
+            inner = inner[key]
+        del inner[cut[-1]]
+        path.write_text(json.dumps(record))
+        done = stopped("replace", 10**9, 0, [*argv, *SMALL])
+        assert done.returncode == 2 and done.stderr.startswith("error: "), (cut, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_many_small_files_are_saved_by_time_not_one_by_one(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for number in range(300):
+        (tmp_path / "in" / f"{number}.txt").write_text(f"text {number}")
+    saves = []
+    monkeypatch.setattr(Output, "save", lambda self, position: saves.append(position))
+    with pytest.raises(SystemExit):  # the record that was not written is not removed
+        prepare(tmp_path / "out", tmp_path / "in/*.txt", "--shard_tokens", "100000")
+    assert len(saves) == 1, "the first"
 
 
 def test_unfinished_work_is_not_thrown_away_for_other_settings(corpus, tmp_path, check_refused):
@@ -341,7 +395,7 @@ def test_verify_finds_a_flipped_byte(corpus, tmp_path, capsys, check_refused):
     check_refused(r"files_train_000001\.bin: contents differ", "verify", tmp_path / "out")
     path.write_bytes(data[:-2])
     check_refused(r"files_train_000001\.bin: expected 3024 bytes.*3022", "verify", tmp_path / "out")
-    check_refused("no manifest", "verify", corpus)
+    check_refused("no NAME_train", "verify", corpus)
     check_refused("give one folder", "verify")
     check_refused("does not exist", "stats", tmp_path / "nowhere")
 

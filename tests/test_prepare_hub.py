@@ -16,7 +16,6 @@ import pytest
 from fake_hub import COMMITS, Hub, serving
 from helpers import ROOT, shard_bytes
 
-from rove.prepare import plan
 from rove.prepare.sources import FINEWEB_EDU
 from rove.shards import open_split
 
@@ -26,11 +25,9 @@ PRETOKENIZED = "kjj0/finewebedu10B-gpt2"
 
 RUN = f"""
 import os, sys, prepare_fineweb
-from huggingface_hub import constants
-from rove.prepare import hub, run, sources
-constants.DOWNLOAD_CHUNK_SIZE = 1000  # so that half a file is some chunks
+from rove.prepare import downloads, hub, run, sources
 sources.FINEWEB_VAL_TOKENS = {N_VAL}
-hub.FIRST_WAIT_S = 0.01
+hub.FIRST_WAIT_S, downloads.BLOCK_BYTES = 0.01, 1000
 run.SAVE_INTERVAL_S = 0.0
 if stop_at := int(os.environ.get("STOP_AT", 0)):
     from rove.prepare import output
@@ -43,13 +40,13 @@ if stop_at := int(os.environ.get("STOP_AT", 0)):
     output.Output.save = save
 if watched := os.environ.get("WATCHED"):
     import pathlib
-    real_get, most = hub.Downloads.get, [0]
+    real_get = downloads.Downloads.get
     def get(self, name):
         path = real_get(self, name)
         with open(watched, "a") as file:
             print(len(list(pathlib.Path(os.environ["HF_HOME"]).rglob("*.parquet"))), file=file)
         return path
-    hub.Downloads.get = get
+    downloads.Downloads.get = get
 prepare_fineweb.main(sys.argv[1:])
 """
 
@@ -158,7 +155,7 @@ def test_downloads_are_freed_on_the_way(fineweb, tmp_path):
         done = run(hub, tmp_path, *EDU, "--delete_downloads", WATCHED=str(watched))
     assert done.returncode == 0, done.stderr
     assert ids_of(tmp_path / "out") == [i for text in texts for i in (256, *text.encode())]
-    assert max(map(int, watched.read_text().split())) <= plan.FILES_AT_ONCE
+    assert max(map(int, watched.read_text().split())) <= 3
     left = [p for p in (tmp_path / "hf").rglob("*") if p.is_file() and p.stat().st_size > 1000]
     assert not left
     n_requests = len(hub.requests)
@@ -299,3 +296,53 @@ def test_pretokenized_goes_on_at_its_commit(ready_made, tmp_path):
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     assert manifest["revision"] == COMMITS[0] and len(manifest["shards"]) == 4
     assert Path(tmp_path / "out/finewebedu_train_000003.bin").exists()
+
+
+def test_a_file_that_a_killed_run_had_begun_goes_on_where_it_was_cut(fineweb, tmp_path):
+    files, texts = fineweb
+    name = "sample/10BT/000_00000.parquet"
+    repo = f"datasets--{FINEWEB_EDU.replace('/', '--')}"
+    blob = tmp_path / "hf/hub" / repo / "blobs" / hashlib.sha256(files[name]).hexdigest()
+    blob.parent.mkdir(parents=True)
+    blob.with_name(f"{blob.name}.part").write_bytes(files[name][:5000])
+    with serving(Hub({FINEWEB_EDU: files})) as hub:
+        assert run(hub, tmp_path, *EDU).returncode == 0
+    ranges = [asked for _, route, asked in hub.requests if "/cdn/" in route and name in route]
+    assert ranges == ["bytes=5000-"]
+    assert ids_of(tmp_path / "out") == [i for text in texts for i in (256, *text.encode())]
+    assert blob.read_bytes() == files[name] and not list((tmp_path / "hf").rglob("*.part"))
+
+
+def test_the_users_files_are_left_alone(ready_made, tmp_path):
+    out = tmp_path / "out"
+    (out / ".cache/huggingface").mkdir(parents=True)
+    (out / ".cache/huggingface/token").write_text("precious")
+    name = "finewebedu_train_000001.bin"
+    (out / name).write_text("my notes")
+    with serving(Hub({PRETOKENIZED: ready_made})) as hub:
+        assert "no known data set" in one_line(run(hub, tmp_path, *READY))
+        assert (out / name).read_text() == "my notes"
+        (out / name).unlink()
+        assert run(hub, tmp_path, *READY).returncode == 0
+    assert (out / ".cache/huggingface/token").read_text() == "precious"
+
+
+def test_shards_of_another_unfinished_data_set_are_not_overwritten(ready_made, tmp_path):
+    faults = {f"cdn/{PRETOKENIZED}/finewebedu_train_000003.bin": [404]}
+    with serving(Hub({PRETOKENIZED: ready_made, "a/b": ready_made}, faults=faults)) as hub:
+        one_line(run(hub, tmp_path, *READY))
+        before = hashes(tmp_path / "out")
+        line = one_line(run(hub, tmp_path, *READY, "--dataset", "a/b"))
+        assert "shards of an unfinished data set" in line and hashes(tmp_path / "out") == before
+
+
+def test_splits_are_read_from_where_names_have_them(tmp_path):
+    rng = np.random.default_rng(0)
+    files = {
+        f"my_val_set_{split}_000000.bin": shard_bytes(rng.integers(0, 50257, n))
+        for split, n in (("val", 100), ("train", 300))
+    }
+    with serving(Hub({"a/b": files})) as hub:
+        assert run(hub, tmp_path, *READY, "--dataset", "a/b").returncode == 0
+    assert open_split(tmp_path / "out", "train").n_tokens == 300
+    assert open_split(tmp_path / "out", "val").n_tokens == 100

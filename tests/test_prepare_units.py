@@ -43,6 +43,30 @@ def test_row_groups_cut_at_rows_give_every_row_once(tmp_path, monkeypatch, unit_
         assert len(found) == -(-150 // group)
 
 
+def test_units_of_one_group_are_read_on_from_each_other_or_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "UNIT_ROWS", 10)
+    write_parquet(tmp_path / "a.parquet", [f"text {n}" for n in range(95)], row_group_size=95)
+    found = list(units.units_of("a", tmp_path / "a.parquet"))
+    opened = []
+    real = units.open_parquet
+    monkeypatch.setattr(units, "open_parquet", lambda path: opened.append(path) or real(path))
+    assert len(read(found[0:1] + found[2:3] + found[3:9])) > 70
+    assert len(opened) == 1, "a unit further on is reached by reading on"
+    assert [text for _, text in read(found[4:5])] == [f"text {n}" for n in range(38, 47)]
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_units_stay_small_whatever_the_column_looks_like(tmp_path, repeated):
+    """Dictionaries hide how much text there is; few long documents are decoded one by one."""
+    texts = ["x" * 10_000] * 20_000 if repeated else [str(n) * 2_000_000 for n in range(20)]
+    write_parquet(tmp_path / "a.parquet", texts, row_group_size=len(texts))
+    found = list(units.units_of("a", tmp_path / "a.parquet"))
+    sizes = [sum(len(text) for _, text in unit.read()) for unit in found]
+    assert max(sizes) <= 40_000_000 and sum(sizes) == sum(map(len, texts))
+    assert repeated or {unit.batch_rows for unit in found} == {1}
+
+
 def test_only_the_text_is_read(tmp_path):
     """Another column whose pages are damaged does no harm."""
     table = {
@@ -107,7 +131,7 @@ def test_one_document_larger_than_several_shards(tmp_path):
 
 
 def test_a_disk_that_returns_other_bytes_is_noticed(tmp_path):
-    writer = SplitWriter(tmp_path, "x", "train", 100, BYTE)
+    writer = SplitWriter(tmp_path, "x", "train", 100, BYTE.eot_id, None)
     writer.write(np.arange(50, dtype=np.uint16))
     path = tmp_path / "x_train_000000.bin.tmp"
     data = bytearray(path.read_bytes())

@@ -5,6 +5,7 @@ import http.server
 import importlib.util
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -271,3 +272,19 @@ def test_a_worker_that_dies_or_fails_is_one_line(method, error):
         for position, _ in pool.encode_units(load_tokenizer("byte"), work, 0.1, 2, method):
             done.append(position)
     assert done == [(0, 1), (0, 2), (0, 3)][: len(done)], "in order, and nothing after it"
+
+
+@pytest.mark.parametrize("space", [" ", "\n", "\t", "\u3000", " \n"])
+@pytest.mark.parametrize("after", ["b", " b", "\x1c", ""])
+def test_long_runs_of_white_space_are_cut_where_pieces_end(gpt2, monkeypatch, space, after):
+    texts = [f"a{space * n}{after}{space * m}c" for n in (1, 7, 30) for m in (0, 2, 25)]
+    whole = [gpt2.encoding.encode_ordinary(text) for text in texts]
+    monkeypatch.setattr(module, "LONG_RUN", 5)
+    pattern = module.LONG_SPACE.pattern.replace("{100000,}", "{5,}")
+    monkeypatch.setattr(module, "LONG_SPACE", re.compile(pattern))
+    assert [gpt2.encode(text).tolist() for text in texts] == whole
+
+
+def test_a_million_spaces_before_a_word(gpt2):
+    ids = gpt2.encode("a" + " " * 1_200_000 + "b").tolist()
+    assert gpt2.decode(ids) == "a" + " " * 1_200_000 + "b" and ids[-1] == gpt2.encode(" b")[0]

@@ -16,11 +16,11 @@ def verify(folder: Path) -> None:
     """Compare every shard with the manifest; ValueError names the first that differs."""
     from tqdm import tqdm
 
+    for split in splits_of(folder):
+        shards.open_split(folder, split)
     manifest = shards.read_manifest(folder)
     if manifest is None:
         raise ValueError(f"{folder}: no {shards.MANIFEST}, nothing to verify against")
-    for split in splits_of(folder):
-        shards.open_split(folder, split)
     for entry in tqdm(manifest["shards"], unit="shard", disable=None):
         if sha256_of(folder / entry["file"]) != entry.get("sha256"):
             raise ValueError(
@@ -34,7 +34,7 @@ def stats(folder: Path) -> None:
     """Print what each split holds; documents are counted by their end-of-text ids."""
     for split in splits_of(folder):
         data = shards.open_split(folder, split)
-        tokenizer = _tokenizer_of(data)
+        tokenizer = tokenizer_of(data)
         counts, lengths = count_ids(data), document_lengths(data)
         n_bytes = 0 if tokenizer is None else int(counts @ tokenizer.token_bytes())
         per_token = f"{n_bytes / data.n_tokens:.3f}" if n_bytes else "unknown"
@@ -97,12 +97,12 @@ def histogram(lengths: Ids) -> list[str]:
     return lines
 
 
-def _tokenizer_of(data: shards.TokenData) -> Tokenizer | None:
+def tokenizer_of(data: shards.TokenData) -> Tokenizer | None:
     """Load the tokenizer of a split; None, with a word on why, when it cannot be had."""
     try:
         return load_tokenizer(data.tokenizer["name"])
     except ValueError as error:
-        print(f"ids are not decoded: {error}")
+        print(f"notice: {error}")
         return None
 
 

@@ -1,7 +1,7 @@
-"""Files of the Hugging Face hub: the commit of a branch, patient downloads ahead of their use.
+"""What the Hugging Face hub says of a data set, asked patiently, and its faults in one line.
 
-The hub's own client does the work, so HF_TOKEN, HF_HOME and HF_ENDPOINT mean what they mean
-everywhere, and a download that was cut goes on where it stopped.
+The hub's own client does the asking, so HF_TOKEN, HF_HOME and HF_ENDPOINT mean what they mean
+everywhere.
 """
 
 import random
@@ -11,16 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rove.files import sha256_of
 from rove.prepare.units import one_line
 
 MAX_RETRIES = 8  # with the waits below about four minutes
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+LIST_S = 60.0  # longest wait for the names of the files
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 NETWORK_MODULES = ("httpx", "httpcore", "requests", "urllib3")  # clients of old and new versions
 
@@ -33,76 +34,6 @@ class HubFile:
 
     size: int
     sha256: str | None
-
-
-@dataclass
-class Downloads:
-    """Files of one commit of a data set, fetched in threads: the one asked for and the next."""
-
-    repo: str
-    commit: str
-    files: dict[str, HubFile]
-    """by path in the repository"""
-    keep: bool = True
-    """leave the files in the hub's cache after `free`, and fetch more of them at once"""
-    local_dir: Path | None = None
-    """folder for the files in place of the cache"""
-    _found: dict[str, "Future[Path]"] = field(default_factory=dict)
-
-    def get(self, name: str) -> Path:
-        """Wait for a file; ValueError when it cannot be had. Those after it are fetched too."""
-        names = sorted(self.files)
-        first = names.index(name)
-        for wanted in names[first : first + (4 if self.keep else 2)]:
-            if wanted not in self._found:
-                found: Future[Path] = Future()
-                self._found[wanted] = found
-                # a daemon: an interrupted program does not wait for gigabytes to arrive
-                threading.Thread(target=self._fetch, args=(wanted, found), daemon=True).start()
-        return self._found[name].result()
-
-    def free(self, name: str) -> None:
-        """Remove a file that is done with, unless files are kept."""
-        if not self.keep and (path := self._cached(name)):
-            blob = path.resolve()
-            path.unlink()
-            blob.unlink(missing_ok=True)
-
-    def missing(self) -> list[str]:
-        """Return the names of the files that are not on this machine yet."""
-        return [name for name in sorted(self.files) if self._cached(name) is None]
-
-    def _cached(self, name: str) -> Path | None:
-        if self.local_dir is not None:
-            path = self.local_dir / name
-            return path if path.is_file() else None
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(self.repo, name, revision=self.commit, repo_type="dataset")
-        return Path(found) if isinstance(found, str) else None
-
-    def _fetch(self, name: str, found: "Future[Path]") -> None:
-        try:
-            with errors(self.repo):
-                found.set_result(patiently(lambda: self._download(name), f"{self.repo}/{name}"))
-        except BaseException as error:
-            found.set_exception(error)
-
-    def _download(self, name: str) -> Path:
-        from huggingface_hub import hf_hub_download
-
-        path = Path(
-            hf_hub_download(
-                repo_id=self.repo, repo_type="dataset", revision=self.commit, filename=name,
-                local_dir=self.local_dir,
-            )
-        )  # fmt: skip
-        file, size = self.files[name], path.stat().st_size
-        if size != file.size or file.sha256 not in (None, sha256_of(path)):
-            path.resolve().unlink()
-            path.unlink(missing_ok=True)
-            raise ConnectionError(f"{name} arrived damaged ({size} of {file.size} bytes)")
-        return path
 
 
 def resolve(repo: str, revision: str) -> str:
@@ -123,7 +54,8 @@ def list_files(repo: str, commit: str, folder: str, suffix: str) -> dict[str, Hu
         from huggingface_hub import HfApi
 
         tree = lambda: list(HfApi().list_repo_tree(repo, folder or None, **where))  # noqa: E731
-        items: list[Any] = [i for i in patiently(tree, repo) if i.path.endswith(suffix)]
+        listed = patiently(lambda: _within(LIST_S, tree), repo)
+        items: list[Any] = [i for i in listed if i.path.endswith(suffix)]
         if not items:
             raise ValueError(f"no {suffix} file in {folder or 'it'} at revision {commit}")
     return {i.path: HubFile(i.size, i.lfs.sha256 if i.lfs else None) for i in items}
@@ -157,6 +89,23 @@ def patiently(call: Callable[[], T], what: str, first_contact: bool = False) -> 
     raise AssertionError("unreachable")
 
 
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """Call in a thread; TimeoutError when it takes longer. Not every call of the client has one."""
+    found: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            found.set_result(call())
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return found.result(seconds)
+    except FutureTimeout:
+        raise TimeoutError(f"no answer in {seconds:g} s") from None
+
+
 @contextmanager
 def errors(repo: str) -> Iterator[None]:
     """Turn what the hub's clients raise, which shares no base class, into one line."""
@@ -164,6 +113,8 @@ def errors(repo: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(error)[:300]}"
+        if _status(error) in (401, 403):
+            reason += "; set HF_TOKEN, or accept the data set's terms on its page"
         raise ValueError(f"cannot read data set {repo} from the hub: {reason}") from error
 
 

@@ -7,9 +7,8 @@ import numpy as np
 
 from rove import shards
 from rove.files import write_json
-from rove.prepare.checks import document_lengths, document_starts
+from rove.prepare.checks import document_lengths, document_starts, tokenizer_of
 from rove.prepare.writer import SplitWriter
-from rove.tokenizer import load_tokenizer
 
 
 def write_long_docs(folder: Path, min_tokens: int, shard_tokens: int) -> None:
@@ -22,11 +21,13 @@ def write_long_docs(folder: Path, min_tokens: int, shard_tokens: int) -> None:
     settings = {"long_docs": min_tokens, "of": data.sha256}
     if target.exists():
         manifest = shards.read_manifest(target)
-        if manifest is None or manifest["settings"] != settings:
+        if manifest is None or manifest.get("settings") != settings:
             raise ValueError(f"{target}: made from other documents; remove it first")
         print(f"{target}: already there")
         return
     starts, lengths = document_starts(data), document_lengths(data)
+    if is_cut_at_end(folder):
+        starts, lengths = starts[:-1], lengths[:-1]
     chosen = np.flatnonzero(lengths >= min_tokens)
     if not chosen.size:
         longest = f"the longest has {lengths.max(initial=0):,}"
@@ -37,8 +38,10 @@ def write_long_docs(folder: Path, min_tokens: int, shard_tokens: int) -> None:
     temporary.mkdir()
     match = shards.SHARD_NAME.fullmatch(data.files[0].name)
     assert match is not None
-    tokenizer = load_tokenizer(data.tokenizer["name"])
-    writer = SplitWriter(temporary, match["name"], "val", shard_tokens, tokenizer)
+    tokenizer = tokenizer_of(data)
+    sizes = None if tokenizer is None else tokenizer.token_bytes()
+    eot_id = data.tokenizer["eot_id"]
+    writer = SplitWriter(temporary, match["name"], "val", shard_tokens, eot_id, sizes)
     for start, length in zip(starts[chosen].tolist(), lengths[chosen].tolist(), strict=True):
         writer.write(data.read(start, start + length + 1).astype(np.uint16))
     writer.finish()
@@ -48,7 +51,7 @@ def write_long_docs(folder: Path, min_tokens: int, shard_tokens: int) -> None:
         {
             "dataset": f"documents of {min_tokens} tokens or more",
             "tokenizer": {key: data.tokenizer[key] for key in keys},
-            "eot_id": data.tokenizer["eot_id"],
+            "eot_id": eot_id,
             "documents": {"val": writer.documents},
             "shards": writer.entries,
             "settings": settings,
@@ -56,3 +59,9 @@ def write_long_docs(folder: Path, min_tokens: int, shard_tokens: int) -> None:
     )
     temporary.replace(target)
     print(f"{target}: {chosen.size:,} of {lengths.size:,} documents, {writer.tokens:,} tokens")
+
+
+def is_cut_at_end(folder: Path) -> bool:
+    """Say whether the last validation document goes on in the training split."""
+    settings = (shards.read_manifest(folder) or {}).get("settings", {})
+    return settings.get("source") in ("fineweb-edu", "pretokenized")

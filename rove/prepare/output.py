@@ -12,6 +12,7 @@ from typing import Any
 from rove import shards
 from rove.config import flatten
 from rove.files import write_json
+from rove.prepare import units
 from rove.prepare.writer import SplitWriter
 from rove.tokenizer import Tokenizer
 
@@ -23,14 +24,14 @@ class Output:
         self, folder: Path, name: str, settings: dict[str, Any], tokenizer: Tokenizer
     ) -> None:
         self.folder, self.name, self.settings = folder, name, settings
-        self.tokenizer = tokenizer
+        self.tokenizer, self.bytes_per_id = tokenizer, tokenizer.token_bytes()
         self.revision: str | None = None
         self._clear()
 
     def _clear(self) -> None:
-        n = self.settings["shard_tokens"]
+        n, eot_id, sizes = self.settings["shard_tokens"], self.tokenizer.eot_id, self.bytes_per_id
         self.splits = {
-            split: SplitWriter(self.folder, self.name, split, n, self.tokenizer)
+            split: SplitWriter(self.folder, self.name, split, n, eot_id, sizes)
             for split in ("train", "val")
         }
         self.position = (0, 0)
@@ -45,22 +46,24 @@ class Output:
         if record.get("splits"):
             try:
                 self._restore(record)
-            except ValueError as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if n_complete(record):
+                    raise ValueError(
+                        f"{self.folder}: cannot go on ({error}); put it back, or remove the folder "
+                        f"and its {n_complete(record)} complete shards to start over"
+                    ) from error
                 print(f"notice: {error}; starting over")
                 self._clear()
         listed = {entry["file"] for w in self.splits.values() for entry in w.entries}
-        if record:
-            (self.folder / shards.MANIFEST).unlink(missing_ok=True)
-            own = re.compile(re.escape(record["name"]) + r"_(train|val)_\d+\.bin(\.tmp)?")
-            for path in self.folder.iterdir():
-                if own.fullmatch(path.name) and path.name.removesuffix(".tmp") not in listed:
-                    path.unlink()
+        remove_remains(self.folder, record, listed)
         foreign = sorted(p for p in self.folder.glob("*.bin") if p.name not in listed)
         if foreign:
             raise ValueError(f"{foreign[0]} belongs to no known data set; choose another --out_dir")
         self.save(self.position)
 
     def _restore(self, record: dict[str, Any]) -> None:
+        if record["units"] != units.sizes():  # positions count units
+            raise ValueError("it was begun by another version")
         for split, writer in self.splits.items():
             writer.restore(record["splits"][split])
         first, second = record["position"]
@@ -76,6 +79,7 @@ class Output:
             "revision": self.revision,
         }
         content |= {"position": list(position), "invalid": self.invalid, "ends": self.ends}
+        content["units"] = units.sizes()
         content["splits"] = {split: writer.state() for split, writer in self.splits.items()}
         write_json(self.folder / shards.UNFINISHED, content)
 
@@ -106,39 +110,55 @@ class Output:
         self.ends = [end for end, is_so in zip(self.ends, is_done, strict=True) if not is_so]
         return complete
 
-    def finish(self, val_fraction: float) -> None:
-        """Complete the last shards; ValueError when a split holds nothing."""
+    def finish(self, why_empty: str) -> None:
+        """Complete the last shards; ValueError with why_empty when a split holds nothing."""
         for split, writer in self.splits.items():
-            writer.finish()
             if not writer.tokens:
-                raise ValueError(
-                    f"no document fell to the split {split} (--val_fraction {val_fraction}); "
-                    "give more documents or another --val_fraction"
-                )
+                raise ValueError(f"no document fell to the split {split} ({why_empty}")
+            writer.finish()
 
 
 def read_record(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the record of an unfinished folder, {} when there is none.
 
-    Raises ValueError when it is of another data set and shards of it are complete.
+    Of other settings it is the name alone. Raises ValueError when it is damaged, or is of other
+    settings and some of its shards are complete.
     """
     path = folder / shards.UNFINISHED
     if not path.exists():
         return {}
     try:
         record = dict(json.loads(path.read_text(encoding="utf-8")))
-        entries = [e for split in record["splits"].values() for e in split["entries"]]
-        shards_done = sum("sha256" in entry for entry in entries)
+        shards_done, name = n_complete(record), str(record["name"])
+        different = _differences(dict(record["settings"]), settings)
+        there = set(record) | set(record["splits"])
+        if missing := {"revision", "position", "invalid", "ends", "train", "val"} - there:
+            raise ValueError(f"without {', '.join(sorted(missing))}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: damaged ({error!r:.60}); remove the folder first") from error
-    if different := _differences(record["settings"], settings):
-        if shards_done:
-            raise ValueError(
-                f"{folder} holds {shards_done} shards of an unfinished data set with {different}; "
-                "prepare it with the same settings, or remove the folder first"
-            )
-        return {"name": record["name"]}
-    return record
+    if different and shards_done:
+        raise ValueError(
+            f"{folder} holds {shards_done} shards of an unfinished data set with {different}; "
+            "prepare it with the same settings, or remove the folder first"
+        )
+    return {"name": name} if different else record
+
+
+def n_complete(record: dict[str, Any]) -> int:
+    """Return the number of complete shards in a record."""
+    entries = (entry for split in record["splits"].values() for entry in split["entries"])
+    return sum("sha256" in entry for entry in entries)
+
+
+def remove_remains(folder: Path, record: dict[str, Any], listed: set[str]) -> None:
+    """Remove what a stopped run has written beyond its record, and the manifest."""
+    if not record:
+        return
+    (folder / shards.MANIFEST).unlink(missing_ok=True)
+    own = re.compile(re.escape(record["name"]) + r"_(train|val)_\d+\.bin(\.tmp)?")
+    for path in folder.iterdir():
+        if own.fullmatch(path.name) and path.name.removesuffix(".tmp") not in listed:
+            path.unlink()
 
 
 def is_prepared(folder: Path, settings: dict[str, Any]) -> bool:

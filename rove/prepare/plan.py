@@ -14,7 +14,6 @@ BYTES_PER_TOKEN = {"gpt2": 4.5, "byte": 1.0}  # rough, for the estimate of size
 GPT2_BYTES_PER_TOKEN_OF_CODE = 2.1
 USUAL_BYTES_PER_S = 4e6  # of text in one process, where it cannot be measured
 SHARE_OF_RATE = 0.8  # what several processes reach of it each, by bench/prepare.py
-FILES_AT_ONCE = 3  # in the cache when they are freed on the way: read, arriving, not yet written
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,12 @@ def make_plan(
     folder: Path,
     num_workers: int,
     shard_tokens: int,
+    n_files_done: int = 0,
 ) -> Plan:
-    """Plan the preparation of a source; tokenizer: its rate is measured, None: the usual one."""
+    """Plan the preparation of a source; tokenizer: its rate is measured, None: the usual one.
+
+    n_files_done: files that a stopped run has read and does not need again.
+    """
     at = f" at {source.revision}" if source.revision else ""
     lines = [f"source: {source.dataset}{at}"]
     n_tokens, needed = expected_tokens(source, tokenizer_name), {}
@@ -70,11 +73,15 @@ def make_plan(
     else:
         lines.append(f"files: {len(source.sizes)} files, {show_size(sum(source.sizes.values()))}")
     if source.downloads is not None:
-        cache, missing = hub.cache_folder(), source.downloads.missing()
+        cache, todo = hub.cache_folder(), sorted(source.sizes)[n_files_done:]
+        missing = [name for name in source.downloads.missing() if name in todo]
         sizes = sorted((source.sizes[name] for name in missing), reverse=True)
         lines.append(f"download: {len(missing)} files, {show_size(sum(sizes))}, to {cache}")
         lines += [f"  {name}, {show_size(source.sizes[name])}" for name in missing]
-        needed[cache] = sum(sizes if source.downloads.keep else sizes[:FILES_AT_ONCE])
+        at_once = (
+            len(sizes) if source.downloads.keep else files_at_once(source, n_tokens, shard_tokens)
+        )
+        needed[cache] = sum(sizes[:at_once])
     if source.sizes:
         n_shards = max(2, -(-n_tokens // shard_tokens))
         lines.append(f"text: about {show_size(source.text_bytes)}, {n_tokens / 1e6:,.1f} M tokens")
@@ -89,6 +96,14 @@ def make_plan(
         took = _duration(source.text_bytes / (SHARE_OF_RATE * rate * num_workers))
         work = f"about {took} of tokenizing, the download apart: {work}"
     return Plan([*lines, f"time: {work}"], needed)
+
+
+def files_at_once(source: Source, n_tokens: int, shard_tokens: int) -> int:
+    """Return how many files are there at most when they are freed on the way.
+
+    One is read, one arrives, and the shard in the making holds text of the others.
+    """
+    return 2 + -(-shard_tokens * len(source.sizes) // max(n_tokens, 1))
 
 
 def expected_tokens(source: Source, tokenizer_name: str) -> int:

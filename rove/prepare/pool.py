@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from rove.prepare.sources import Position, Units
 from rove.prepare.units import Encoded, Unit, encode_unit
@@ -39,8 +39,11 @@ def encode_units(
             yield position, encode_unit(tokenizer, unit, val_fraction)
         return
     waiting: deque[tuple[Position, Connection]] = deque()
-    with _workers(num_workers, start_method, tokenizer, val_fraction) as pipes:
+    with _workers(start_method, tokenizer, val_fraction) as start:
+        pipes: list[Connection] = []
         for number, (position, unit) in enumerate(units):
+            if len(pipes) < num_workers:  # no more than there are units
+                pipes.append(start())
             pipe = pipes[number % num_workers]
             _talk(pipe.send, unit)
             waiting.append((position, pipe))
@@ -53,21 +56,27 @@ def encode_units(
 
 @contextmanager
 def _workers(
-    number: int, start_method: str, tokenizer: Tokenizer, val_fraction: float
-) -> Iterator[list[Connection]]:
-    """Start processes; at the end of the block they are killed, whatever they are doing."""
+    start_method: str, tokenizer: Tokenizer, val_fraction: float
+) -> Iterator[Callable[[], Connection]]:
+    """Yield what starts a process; at the end of the block all are killed, whatever they do."""
     context: Any = get_context(start_method)
     processes: list[Any] = []
-    pipes: list[Connection] = []
-    try:
-        for _ in range(number):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, tokenizer, val_fraction))
+
+    def start() -> Connection:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, tokenizer, val_fraction))
+        # Ctrl-C is the parent's to answer: a process has the mask that it is started under
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             process.start()
-            theirs.close()  # so that reading ours ends with the process
-            processes.append(process)
-            pipes.append(ours)
-        yield pipes
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        processes.append(process)
+        theirs.close()  # so that reading ours ends with the process
+        return cast(Connection, ours)
+
+    try:
+        yield start
     finally:
         for process in processes:
             process.kill()
@@ -91,7 +100,6 @@ def _receive(pipe: Connection) -> Encoded:
 
 def _work(pipe: Connection, tokenizer: Tokenizer, val_fraction: float) -> None:
     """Encode what comes until the process is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends its workers
     units: SimpleQueue[Unit] = SimpleQueue()
     results: SimpleQueue[Encoded | Exception] = SimpleQueue()
     for action in (

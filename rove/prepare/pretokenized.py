@@ -1,6 +1,5 @@
 """Shards that others have made: fetched from the hub, checked, described by a manifest."""
 
-import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,13 @@ import numpy as np
 from rove import shards
 from rove.files import sha256_of, write_json
 from rove.prepare import hub
+from rove.prepare.downloads import Downloads
+from rove.prepare.output import remove_remains
 from rove.prepare.plan import Plan, show_size
+from rove.prepare.units import SPLITS
 from rove.tokenizer import GPT2_EOT_ID, GPT2_VOCAB_SIZE
+
+PARTS = "downloads"  # folder in the folder, for what is on its way
 
 
 def choose(repo: str, commit: str, num_shards: int | None) -> dict[str, hub.HubFile]:
@@ -28,9 +32,9 @@ def choose(repo: str, commit: str, num_shards: int | None) -> dict[str, hub.HubF
     return {name: files[name] for name in names["val"] + names["train"][:num_shards]}
 
 
-def make_plan(downloads: hub.Downloads, folder: Path) -> Plan:
-    """Plan the download."""
-    missing = downloads.missing()
+def make_plan(downloads: Downloads, folder: Path) -> Plan:
+    """Plan the download; what a stopped run has fetched into the folder is there already."""
+    missing = [name for name in downloads.missing() if not (folder / name).is_file()]
     total, left = (
         sum(downloads.files[name].size for name in names) for names in (downloads.files, missing)
     )
@@ -42,27 +46,38 @@ def make_plan(downloads: hub.Downloads, folder: Path) -> Plan:
     return Plan(lines, {folder: left})
 
 
-def fetch(downloads: hub.Downloads, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Download and check the shards; return their manifest. ValueError names a bad shard."""
+def fetch(
+    downloads: Downloads, folder: Path, settings: dict[str, Any], record: dict[str, Any]
+) -> dict[str, Any]:
+    """Download and check the shards; return their manifest. ValueError names a bad shard.
+
+    record: that of a run that was stopped. Files arrive in FOLDER/downloads and are moved when they
+    are checked.
+    """
     from tqdm import tqdm
 
-    folder.mkdir(parents=True, exist_ok=True)
-    if foreign := sorted(p for p in folder.glob("*.bin") if p.name not in downloads.files):
+    entries: list[dict[str, Any]] = [
+        entry for split in record.get("splits", {}).values() for entry in split["entries"]
+    ]
+    done = {e["file"] for e in entries if _size(folder / e["file"]) == e["size_bytes"]}
+    entries = [entry for entry in entries if entry["file"] in done]
+    remove_remains(folder, record, done | set(downloads.files))
+    ours = done | (set(downloads.files) if record else set())
+    if foreign := sorted(path for path in folder.glob("*.bin") if path.name not in ours):
         raise ValueError(f"{foreign[0]} belongs to no known data set; choose another --out_dir")
-    record = {"name": "", "settings": settings, "revision": downloads.commit, "splits": {}}
-    write_json(folder / shards.UNFINISHED, record)
-    entries, documents = [], {"train": 0, "val": 0}
     for name in tqdm(sorted(downloads.files), unit="shard", disable=None):
-        ids = shards.read_shard(downloads.get(name))
-        if (max_id := int(ids.max())) >= GPT2_VOCAB_SIZE:
-            raise ValueError(f"{folder / name}: holds id {max_id}, outside GPT-2's vocabulary")
-        split = "val" if "_val_" in name else "train"
-        documents[split] += int(np.count_nonzero(ids == GPT2_EOT_ID))
-        entry = {"file": name, "split": split, "tokens": int(ids.size), "max_id": max_id}
-        entries.append({**entry, "sha256": sha256_of(folder / name)})
-    shutil.rmtree(folder / ".cache" / "huggingface", ignore_errors=True)  # the client's notes
-    with contextlib.suppress(OSError):
-        (folder / ".cache").rmdir()
+        if name not in done:
+            entries.append(_check(downloads.get(name), name))
+            (folder / PARTS / name).replace(folder / name)
+        splits = {s: {"entries": [e for e in entries if e["split"] == s]} for s in SPLITS}
+        content = {"name": name.split("_")[0], "settings": settings, "splits": splits}
+        content |= {"revision": downloads.commit, "position": [0, 0], "invalid": {}, "ends": []}
+        write_json(folder / shards.UNFINISHED, content)
+    shutil.rmtree(folder / PARTS, ignore_errors=True)
+    documents = dict.fromkeys(SPLITS, 0)
+    for entry in entries:
+        documents[entry["split"]] += entry.pop("documents")
+        del entry["size_bytes"]
     return {
         "dataset": downloads.repo,
         "revision": downloads.commit,
@@ -72,3 +87,29 @@ def fetch(downloads: hub.Downloads, folder: Path, settings: dict[str, Any]) -> d
         "shards": sorted(entries, key=lambda entry: (entry["split"], entry["file"])),
         "settings": settings,
     }
+
+
+def _check(path: Path, name: str) -> dict[str, Any]:
+    """Return what is to be recorded of a shard that has arrived; remove it if it is none."""
+    try:
+        ids = shards.read_shard(path)
+        if (max_id := int(ids.max())) >= GPT2_VOCAB_SIZE:
+            raise ValueError(f"{path}: holds id {max_id}, outside GPT-2's vocabulary")
+    except ValueError:
+        path.unlink()
+        raise
+    match = shards.SHARD_NAME.fullmatch(name)
+    assert match is not None
+    return {
+        "file": name,
+        "split": match["split"],
+        "tokens": int(ids.size),
+        "max_id": max_id,
+        "sha256": sha256_of(path),
+        "size_bytes": path.stat().st_size,
+        "documents": int(np.count_nonzero(ids == GPT2_EOT_ID)),
+    }
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None

@@ -48,18 +48,21 @@ def write_shards(
             if val.tokens == source.n_val_tokens > 0:
                 val.finish()
             output.note_invalid(unit.invalid)
-            ends_file = position[1] == 0
-            if ends_file:
+            if position[1] == 0 and source.downloads is not None:
                 output.note_end(names[position[0] - 1])
             is_late = time.monotonic() - saved > SAVE_INTERVAL_S
-            if ends_file or is_late or output.n_complete > n_complete:
+            if is_late or output.n_complete > n_complete:
                 output.save(position)
                 saved = time.monotonic()
                 _free(source, output.take_complete())
     if not output.tokens:
         skipped = describe_invalid(output.invalid) or "no rows"
         raise ValueError(f"{source.dataset}: no row holds text ({skipped})")
-    output.finish(val_fraction)
+    if source.n_val_tokens:
+        why = f"the first {source.n_val_tokens:,} tokens are for val); give more files"
+    else:
+        why = f"--val_fraction {val_fraction}); give more documents or another --val_fraction"
+    output.finish(why)
     _free(source, names)
     keys = ("name", "vocab_size", "sha256")
     return {

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rove.prepare import hub
+from rove.prepare.downloads import Downloads
 from rove.prepare.units import (
     FORMATS,
     Row,
@@ -51,7 +52,7 @@ class Source:
     """estimate of the bytes of text"""
     units: Callable[[Position], Units]
     """Yields (position after the unit, unit) from a position on"""
-    downloads: hub.Downloads | None = None
+    downloads: Downloads | None = None
     """the files that come from the hub, one by one"""
     n_val_tokens: int = 0
     """tokens at the start that are for validation; 0: documents are chosen by a hash"""
@@ -69,7 +70,9 @@ class Source:
 
 def local_files(pattern: str) -> Source:
     """Take the files that match a pattern (`**` for any depth), sorted; ValueError if unfit."""
-    found = (Path(p).absolute() for p in glob.glob(os.path.expanduser(pattern), recursive=True))
+    pattern = os.path.expanduser(pattern)
+    names = [pattern] if Path(pattern).is_file() else glob.glob(pattern, recursive=True)
+    found = (Path(name).absolute() for name in names)
     paths = sorted({path for path in found if path.is_file()})
     if not paths:
         raise ValueError(f"--files {pattern}: matches no file; give a pattern like 'dir/*.parquet'")
@@ -97,7 +100,7 @@ def fineweb_edu(revision: str, keep: bool) -> Source:
     """
     commit = hub.resolve(FINEWEB_EDU, revision)
     files = hub.list_files(FINEWEB_EDU, commit, FINEWEB_FOLDER, ".parquet")
-    downloads = hub.Downloads(FINEWEB_EDU, commit, files, keep=keep)
+    downloads = Downloads(FINEWEB_EDU, commit, files, keep=keep)
     sizes = {name: file.size for name, file in files.items()}
     n_bytes = int(TEXT_RATIO[".parquet"] * sum(sizes.values()))
     units = _file_units(sorted(files), downloads.get)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,8 @@ from rove.tokenizer import Ids, Tokenizer
 FORMATS = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt")
 SPLITS = ("train", "val")
 UNIT_CHARS = 1_000_000
-UNIT_BYTES = 32_000_000  # of text in a parquet row group; a larger one is cut at rows
+UNIT_BYTES, UNIT_ROWS = 32_000_000, 1000  # of text in a parquet row group; more is cut at rows
+BATCH_BYTES = 4_000_000
 
 Row = tuple[str, Any]
 
@@ -53,23 +55,34 @@ class ParquetRows:
     """number in the file of the group's row 0"""
     start: int
     stop: int
+    batch_rows: int
+    """rows to decode at once: few where documents are long"""
 
     def read(self) -> Iterator[Row]:
-        file, row = open_parquet(self.path), 0
-        columns = {"row_groups": [self.group], "columns": ["text"]}
+        row = self.first_row + self.start
         try:
-            # few rows at a time: documents can be long, and a row group larger than memory
-            for batch in file.iter_batches(batch_size=64, use_threads=False, **columns):
-                skipped = min(max(self.start - row, 0), len(batch))
-                taken = batch.column(0)[skipped : max(self.stop - row, 0)]
-                for number, value in enumerate(taken, self.first_row + row + skipped):
-                    yield f"{self.name}#{number}", value.as_py()
-                row += len(batch)
-                if row >= self.stop:
-                    return
-        except (ValueError, OSError) as error:
-            where = f"{self.path}, row {self.first_row + row}"
-            raise ValueError(f"{where}: {one_line(error)}") from error
+            for value in self._values():
+                yield f"{self.name}#{row}", value.as_py()
+                row += 1
+        except (ValueError, OSError, MemoryError) as error:
+            raise ValueError(f"{self.path}, row {row}: {one_line(error)}") from error
+
+    def _values(self) -> Iterator[Any]:
+        """Yield the values, going on where the last unit of this group ended."""
+        group, row, values = _reader.get("at", (None, 0, None))
+        if group != (self.path, self.group) or row > self.start:
+            columns = {"row_groups": [self.group], "columns": ["text"], "use_threads": False}
+            batches = open_parquet(self.path).iter_batches(self.batch_rows, **columns)
+            row, values = 0, (value for batch in batches for value in batch.column(0))
+        _reader.clear()
+        for value in islice(values, self.stop - row):
+            if row >= self.start:
+                yield value
+            row += 1
+        _reader["at"] = (self.path, self.group), row, values
+
+
+_reader: dict[str, Any] = {}  # of this process: (group, next row, its values) read last
 
 
 @dataclass
@@ -89,7 +102,10 @@ def encode_unit(tokenizer: Tokenizer, unit: Unit, val_fraction: float) -> Encode
     for key, text in unit.read():
         if isinstance(text, str) and text:
             split = "val" if hash_fraction(key) < val_fraction else "train"
-            parts[split] += [eot, tokenizer.encode(text)]
+            try:
+                parts[split] += [eot, tokenizer.encode(text)]
+            except ValueError as error:
+                raise ValueError(f"{key}: cannot be tokenized: {one_line(error)}") from error
         else:
             name, _, row = key.rpartition("#")
             result.invalid.setdefault(name, {"rows": 0, "first": int(row)})["rows"] += 1
@@ -110,6 +126,11 @@ def describe_invalid(invalid: dict[str, dict[str, int]]) -> str:
         f"{name}: {found['rows']} rows without text, the first is row {found['first']}"
         for name, found in sorted(invalid.items())
     )
+
+
+def sizes() -> list[int]:
+    """Return what decides where a file is cut into units."""
+    return [UNIT_CHARS, UNIT_BYTES, UNIT_ROWS]
 
 
 def units_of(name: str, path: Path) -> Iterator[Unit]:
@@ -176,10 +197,13 @@ def _parquet_units(name: str, path: Path) -> Iterator[ParquetRows]:
     first_row, metadata = 0, open_parquet(path).metadata
     for number in _groups(path):
         group = metadata.row_group(number)
-        n_parts = min(max(1, -(-_text_bytes(group) // UNIT_BYTES)), group.num_rows)
+        # the size of a column that is stored as a dictionary says nothing, hence the rows
+        n_bytes, n_rows = _text_bytes(group), group.num_rows
+        n_parts = min(max(1, -(-n_bytes // UNIT_BYTES), -(-n_rows // UNIT_ROWS)), n_rows)
+        batch_rows = int(min(64, max(1, BATCH_BYTES * n_rows // max(n_bytes, 1))))
         for part in range(n_parts):
-            start, stop = (group.num_rows * n // n_parts for n in (part, part + 1))
-            yield ParquetRows(path, name, number, first_row, start, stop)
+            start, stop = (n_rows * n // n_parts for n in (part, part + 1))
+            yield ParquetRows(path, name, number, first_row, start, stop, batch_rows)
         first_row += group.num_rows
 
 
@@ -206,7 +230,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
                     raise ValueError(f"{where}: no column 'text'; columns are {', '.join(value)}")
                 seen = True
                 yield row, value.get("text")
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that is no UTF-8 is not opened
         raise ValueError(f"{path}: {one_line(error)}") from error
 
 

@@ -11,20 +11,27 @@ import numpy as np
 
 from rove import shards
 from rove.files import sha256_of
-from rove.tokenizer import Ids, Tokenizer
+from rove.tokenizer import Ids
 
-EMPTY = {"tokens": 0, "max_id": 0, "text_bytes": 0, "crc32": 0}
+EMPTY = {"tokens": 0, "max_id": 0, "crc32": 0}
 
 
 class SplitWriter:
     """Cuts one split's stream of ids into shards; a file bears its name only when complete."""
 
     def __init__(
-        self, folder: Path, name: str, split: str, shard_tokens: int, tokenizer: Tokenizer
+        self,
+        folder: Path,
+        name: str,
+        split: str,
+        shard_tokens: int,
+        eot_id: int,
+        bytes_per_id: Ids | None,
     ) -> None:
+        """bytes_per_id: (vocab_size,), None where the vocabulary is not at hand."""
         self.prefix, self.split = f"{name}_{split}_", split
         self.folder, self.shard_tokens = folder, shard_tokens
-        self.eot_id, self.bytes_per_id = tokenizer.eot_id, tokenizer.token_bytes()
+        self.eot_id, self.bytes_per_id = eot_id, bytes_per_id
         self.entries: list[dict[str, Any]] = []
         self.tokens = self.documents = 0
 
@@ -42,7 +49,9 @@ class SplitWriter:
                 file.write(data)
             entry["tokens"] += part.size
             entry["max_id"] = max(entry["max_id"], int(part.max()))
-            entry["text_bytes"] += int(self.bytes_per_id[part].sum())
+            if self.bytes_per_id is not None:
+                n_bytes = int(self.bytes_per_id[part].sum())
+                entry["text_bytes"] = entry.get("text_bytes", 0) + n_bytes
             entry["crc32"] = zlib.crc32(data, entry["crc32"])
             self.tokens += part.size
             self.documents += int(np.count_nonzero(part == self.eot_id))
@@ -75,7 +84,7 @@ class SplitWriter:
         return {"entries": self.entries, "documents": self.documents}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Cut the folder back to a state; ValueError when files are missing or too short."""
+        """Cut the folder back to a state; ValueError when files are missing, short or damaged."""
         for entry in state["entries"]:
             path, size = self.folder / entry["file"], shards.HEADER_BYTES + 2 * entry["tokens"]
             temporary = path.with_name(f"{path.name}.tmp")
@@ -85,6 +94,8 @@ class SplitWriter:
             if not there.is_file() or there.stat().st_size < size:
                 raise ValueError(f"{there}: is missing or too short")
             os.truncate(there, size)
+            if "sha256" not in entry and _crc32_of(there) != entry["crc32"]:
+                raise ValueError(f"{there}: is damaged")
         self.entries, self.documents = state["entries"], state["documents"]
         self.tokens = sum(entry["tokens"] for entry in self.entries)
 
