@@ -4,6 +4,7 @@
 
 Reads config.yaml, metrics.jsonl and eval/*.json of each run folder, writes report.md and its PNGs
 into --out and prints the table of perplexity by context length. Only what was measured is shown.
+With --wandb offline or online all of it also goes to wandb, to the runs that training has there.
 """
 
 import sys
@@ -12,14 +13,20 @@ from pathlib import Path
 
 from rove.config import load, user_errors
 from rove.report.build import build, summary, write
+from rove.report.publish import publish
 from rove.report.read import read_runs
 from rove.runs import split_names
+from rove.tracking import Mode
 
 
 @dataclass(frozen=True)
 class Settings:
     out: str = "out/report"
     """folder of report.md and its plots"""
+    wandb: Mode = "disabled"
+    """send results, plots and report to the runs' wandb runs too; offline: for wandb sync"""
+    wandb_project: str = "rove"
+    """wandb project, the one of the training"""
 
 
 def main(argv: list[str]) -> None:
@@ -33,11 +40,16 @@ def main(argv: list[str]) -> None:
         out = Path(settings.out)
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out {out}: is a file; name a folder")
-        sections = build(*read_runs(names))
+        runs, results = read_runs(names)
+        sections = build(runs, results)
         path = write(sections, out)
     print(summary(sections))
-    n_plots = sum(len(section.plots) for section in sections)
-    print(f"\nwrote {path} and {n_plots} plots")
+    plots = [out / name for section in sections for name in section.plots]
+    print(f"\nwrote {path} and {len(plots)} plots")
+    if settings.wandb != "disabled":
+        with user_errors():
+            publish(runs, results, [path, *plots], settings.wandb, settings.wandb_project)
+        print(f"sent to wandb ({settings.wandb}): {len(runs)} runs")
 
 
 if __name__ == "__main__":

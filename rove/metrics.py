@@ -14,6 +14,7 @@ import torch
 from rove import distributed as dist
 from rove.config import to_dict, to_yaml
 from rove.files import write_atomic
+from rove.tracking import git_commit, start_run
 
 METRICS = "metrics.jsonl"
 INIT_S, FINISH_S = 60.0, 60.0  # longest waits for wandb
@@ -77,21 +78,13 @@ class Wandb:
 
     def _work(self, log: Any, run: Path, config: dict[str, Any]) -> None:
         try:
-            import wandb
-
-            made = wandb.init(
-                mode=log.wandb,
-                dir=str(run),
-                project=log.wandb_project,
-                name=log.run_name or run.name,
-                id=self.id,
-                resume="allow",
-                config=config,
-            )
+            everything = config | {"git_commit": git_commit()}
+            name = log.run_name or run.name
+            made = start_run(run, log.wandb, log.wandb_project, name, self.id, everything)
             self.id = str(made.id)
             self.begun.set()
             while (row := self.rows.get()) is not None:
-                made.log(row, step=row["step"])
+                made.log(row)
             made.finish()
         except BaseException as error:  # wandb raises many kinds, SystemExit among them
             self._give_up(error)

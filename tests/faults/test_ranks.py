@@ -257,7 +257,10 @@ FAKE = """
 import os, pathlib, time
 class Run:
     id = "abc"
-    def log(self, row, step):
+    def define_metric(self, name, step_metric):
+        pass
+
+    def log(self, row):
         {log}
     def finish(self):
         {finish}
@@ -267,7 +270,7 @@ def init(**settings):
     return Run()
 """
 CASES = {
-    "raises at step 7": {"log": "assert step < 7"},
+    "raises at step 7": {"log": "assert row['step'] < 7"},
     "is not logged in": {"init": "raise RuntimeError('api_key not configured')"},
     "is slow": {"log": "time.sleep(0.3)"},
     "exits at once": {"init": "raise SystemExit(1)"},
