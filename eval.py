@@ -33,7 +33,7 @@ from rove.runs import split_names
 @dataclass(frozen=True)
 class Common:
     checkpoint: str
-    """run folder (its latest checkpoint) or checkpoint file"""
+    """run folder (its latest checkpoint), checkpoint file, export or GPT-2 folder, hub:NAME"""
     pos_mode: str | None = None
     """position mode; null: as trained, and +yarn may be added; perplexity takes several: a,b"""
     yarn_factor: float | str | None = None

@@ -22,7 +22,7 @@ from rove.tokenizer import load_tokenizer
 @dataclass(frozen=True)
 class Settings:
     checkpoint: str
-    """run folder (its latest checkpoint) or checkpoint file"""
+    """run folder (its latest checkpoint), checkpoint file, export or GPT-2 folder, hub:NAME"""
     prompt: str = ""
     """text to continue, or FILE:path to read it; it opens a document"""
     max_new_tokens: int = 200

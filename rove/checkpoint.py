@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rove.export.folder import is_export, read_export
 from rove.files import sha256_of, write_atomic, write_json
+from rove.gpt2 import HUB, fetch, read_gpt2
 
 FORMAT = 1
 STEP_FILE = re.compile(r"step_\d{8,}\.pt")
@@ -186,12 +188,21 @@ def _is_checkpoint(found: Any) -> bool:
 
 
 def load_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
-    """Read a run folder's latest checkpoint or a checkpoint file; ValueError when neither."""
-    path = Path(path)
+    """Read a run folder's latest checkpoint, a checkpoint file, an export or a GPT-2 folder.
+
+    hub:OWNER/NAME is a GPT-2 folder to fetch. Raises ValueError when it is none of them. What an
+    export or GPT-2 does not know is None.
+    """
+    path = fetch(str(path).removeprefix(HUB)) if str(path).startswith(HUB) else Path(path)
     if path.is_file():
         return read_checkpoint(path, mmap=mmap)
     if not path.is_dir():
-        raise ValueError(f"{path} does not exist; give a run folder or a checkpoint file")
+        what = "a run folder, a checkpoint file or an export folder"
+        raise ValueError(f"{path} does not exist; give {what}")
+    if _pointer(path / "config.json").get("model_type") == "gpt2":
+        return {**dict.fromkeys(KEYS), "format": FORMAT, **read_gpt2(path)}
+    if is_export(path) and not (path / "checkpoints").exists():
+        return {**dict.fromkeys(KEYS), "format": FORMAT, **read_export(path)}
     latest = latest_path(path)
     if latest is None:
         raise ValueError(f"{path} is no run folder with a checkpoint; give --out_dir of a run")

@@ -235,12 +235,18 @@ def test_gpt2_folders_are_checkpoints_of_evaluations_and_runs(hf_gpt2, tmp_path)
     flags = {**sizes, "model__pos_mode": "learned", "train__init_from": folder}
     line = refused(run_script("train.py", *tiny_flags(data, tmp_path / "run", **flags)))
     assert "tokenizer name of the data byte: it has gpt2" in line
+    manifest = json.loads((data / "manifest.json").read_text())
+    manifest["tokenizer"]["name"] = "gpt2"
+    (data / "manifest.json").write_text(json.dumps(manifest))
     result = run_script(
         "eval.py", "perplexity", "--checkpoint", folder, "--data", data, "--lengths", "16,32",
         "--max_tokens", "1024", "--device", "cpu", "--out", tmp_path / "ppl.json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "ppl.json").read_text())["pos_mode"] == "learned"
+    train.main(tiny_flags(data, tmp_path / "run", **flags, train__max_steps=1, optim__lr=0.0))
+    first, then = load_checkpoint(folder)["model"], weights_of(tmp_path / "run")
+    assert all(torch.equal(first[name], then[name]) for name in then)
 
 
 def test_a_name_on_the_hub_that_cannot_be_fetched_is_one_line(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-SCRIPTS = ["train", "prepare_fineweb", "sample", "eval", "report"]
+SCRIPTS = ["train", "prepare_fineweb", "sample", "eval", "report", "export_hf"]
 SOURCES = [*ROOT.glob("*.py"), *ROOT.glob("rove/**/*.py")]
 
 

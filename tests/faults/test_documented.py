@@ -25,7 +25,8 @@ prepare_fineweb.main(sys.argv[1:])
 SMALL_MODEL = "--model.n_layer 1 --model.n_head 2 --model.n_embd 32 --model.block_size 64"
 SMALL_RUN = (
     "--train.max_steps 6 --train.tokens_per_step 512 --train.micro_batch_size 4 "
-    "--optim.warmup_steps 2 --train.eval_tokens 2048 --train.eval_interval 3 --train.checkpoint_interval 3 "
+    "--optim.warmup_steps 2 --train.eval_tokens 2048 --train.eval_interval 3 "
+    "--train.checkpoint_interval 3 "
     "--train.compile false --train.device cpu"
 )
 SMALL = {

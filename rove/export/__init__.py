@@ -1,0 +1,1 @@
+"""Export to Hugging Face transformers: the folder, its model card, and the code that it carries."""
