@@ -3,6 +3,7 @@
     python eval.py perplexity --checkpoint out/demo-rove --pos_mode rove,rove+yarn --lengths 64,128
     python eval.py core --checkpoint out/124m-rove --bundle eval_bundle
     python eval.py ruler --checkpoint out/124m-rove --pos_mode rove+yarn --tasks niah_single_1,vt
+    python eval.py lm_eval --checkpoint out/124m-rove --tasks hellaswag,piqa
     python eval.py compare out/124m-rope out/124m-rove
     torchrun --standalone --nproc_per_node=8 eval.py core --checkpoint out/124m-rove --bundle DIR
 
@@ -22,6 +23,7 @@ from rove.config import load, user_errors
 from rove.evals import compare as comparing
 from rove.evals.core import run as core
 from rove.evals.core.prompts import Truncation
+from rove.evals.lm_eval import run as lm_eval
 from rove.evals.perplexity import run as perplexity
 from rove.evals.perplexity.protocols import Protocol
 from rove.evals.ruler import Layout
@@ -120,6 +122,22 @@ class Ruler(Common):
 
 
 @dataclass(frozen=True)
+class LmEval(Common):
+    tasks: str | None = None
+    """tasks, groups or tags of the harness, or patterns: hellaswag,mmlu,arc_*"""
+    include_path: str | None = None
+    """folder of YAML files with tasks of your own; what they name as code is run"""
+    limit: int | float | None = None
+    """items of a task at most, below 1 a share of them; for trying things"""
+    num_fewshot: int | None = None
+    """shots, except where a task has fixed 0; null: as the task says"""
+    max_length: int | None = None
+    """most tokens of a prompt with its continuation; null: block_size"""
+    seed: int = 1234
+    """of the shots, and of texts that a task wants drawn; 1234 is the harness's own"""
+
+
+@dataclass(frozen=True)
 class Compare:
     out: str | None = None
     """result file; null: only print"""
@@ -129,6 +147,7 @@ KINDS: dict[str, tuple[Any, Callable[[Session], None], str]] = {
     "perplexity": (Perplexity, perplexity.run, "Perplexity by context length."),
     "core": (Core, core.run, "CORE: 22 few-shot tasks, centred on chance."),
     "ruler": (Ruler, ruler.run, "RULER's tasks, scored by the NLL of the answer."),
+    "lm_eval": (LmEval, lm_eval.run, "Tasks of lm-evaluation-harness."),
 }
 
 

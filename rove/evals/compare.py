@@ -82,7 +82,7 @@ def _by_name(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.glob("eval/*.json")):
         for arm in arms:
             name = path.stem.replace(f"_{arm}", "_")
-            if name != path.stem and not name.startswith("perplexity_positions"):
+            if name != path.stem and not name.startswith(("perplexity_positions", "lm_eval")):
                 files[name] = path
     return files
 

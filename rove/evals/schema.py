@@ -55,6 +55,10 @@ RULER_ROW: Schema = {
     **{"sha256": "text?", "variant": "text?"},
     **{"nll_interval": "interval?", "gain_interval": "interval?", "n_prefix_mismatch": "count?"},
 }
+LM_EVAL: Schema = {
+    **{"harness": "text", "tasks": "list", "max_length": "size", "yarn_factor": "number"},
+    **{"limit": "number?", "fewshot_seed": "count", "results": "object", "versions": "object"},
+}
 PART: Schema = {"n": "count", "nll": "number?", "gain": "number?", "exact": "number?"}
 
 
@@ -102,13 +106,13 @@ def conform(value: Any, schema: Schema, where: str = "") -> Content:
 
 
 def check_result(value: Any) -> Content:
-    """Return a perplexity, core or ruler result, complete; ValueError says what does not fit."""
+    """Return a result of any kind but compare, complete; ValueError says what does not fit."""
     content = conform(value, COMMON)
-    _one_of(content, "kind", ("perplexity", "core", "ruler"))
+    _one_of(content, "kind", ("perplexity", "core", "ruler", "lm_eval"))
     _one_of(content, "pos_mode", MODES)
     _one_of(content, "yarn_values", ("yarn", "orig"))
-    check = {"perplexity": _perplexity, "core": _core, "ruler": _ruler}[content["kind"]]
-    return check(content)
+    checks = {"perplexity": _perplexity, "core": _core, "ruler": _ruler, "lm_eval": _lm_eval}
+    return checks[content["kind"]](content)
 
 
 def _perplexity(content: Content) -> Content:
@@ -146,6 +150,13 @@ def _ruler(content: Content) -> Content:
             parts = row[key] or []
             row[key] = [None if p is None else conform(p, schema, where) for p in parts]
     content["results"] = rows
+    return content
+
+
+def _lm_eval(content: Content) -> Content:
+    content = conform(content, LM_EVAL)
+    for name, row in content["results"].items():
+        conform(row, {"n": "count"}, f"results.{name}.")
     return content
 
 
