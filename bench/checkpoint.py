@@ -24,7 +24,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from timing import alternate, peer_gpt, peer_module, show, summary  # noqa: E402
+from timing import alternate, check_settings, peer_gpt, peer_module, show, summary  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
@@ -98,6 +98,7 @@ def main(argv: list[str]) -> None:
     device = dev.resolve_device("auto")
     names = ["save", "micro-step"]
     with user_errors(), tempfile.TemporaryDirectory(dir=s.dir) as folder:
+        check_settings(s)
         if s.peer is not None:
             peer_module(s.peer, "model.py")
             names.append("nanoGPT")

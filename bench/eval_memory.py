@@ -17,6 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from timing import peer_gpt, peer_module  # noqa: E402
+from timing import check_settings, peer_gpt, peer_module  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
@@ -95,7 +96,7 @@ def measure(command: list[str]) -> tuple[float, float]:
     return usage.ru_maxrss / 1024, time.perf_counter() - start
 
 
-def measure_sides(s: Settings, folder: Path) -> dict[str, dict[str, float]]:
+def measure_sides(s: Settings, folder: Path) -> dict[str, dict[str, Any]]:
     """Return peak and seconds of our side and the peer's, medians of evaluations in turns."""
     # in a process of its own: a child's peak counts what its parent held when it was forked
     writer = multiprocessing.get_context("spawn").Process(target=write_run, args=(folder, s))
@@ -118,7 +119,11 @@ def measure_sides(s: Settings, folder: Path) -> dict[str, dict[str, float]]:
             (folder / "result.json").unlink(missing_ok=True)
             found[side].append(measure(own))
     return {
-        side: {"peak_mib": statistics.median(peaks), "seconds": statistics.median(seconds)}
+        side: {
+            "peak_mib": statistics.median(peaks),
+            "seconds": statistics.median(seconds),
+            "peaks_mib": list(peaks),
+        }
         for side, (peaks, seconds) in (
             (side, zip(*pairs, strict=True)) for side, pairs in found.items()
         )
@@ -129,15 +134,17 @@ def main(argv: list[str]) -> None:
     """Print the peak in MiB and the time of each side."""
     s = load(Settings, argv, prog="bench/eval_memory.py", description=__doc__)
     with user_errors(), tempfile.TemporaryDirectory() as name:
+        check_settings(s)
+        dev.resolve_device(s.device)
         sides = measure_sides(s, Path(name))
     ours, peer = sides["eval.py"], sides.get("nanoGPT")
     for side, own in sides.items():
-        print(
-            f"{side}: {s.length:,} tokens, peak {own['peak_mib']:,.0f} MiB, {own['seconds']:.0f} s"
-        )
+        low, high = min(own["peaks_mib"]), max(own["peaks_mib"])
+        peak = f"peak {own['peak_mib']:,.0f} MiB [{low:,.0f}, {high:,.0f}]"
+        print(f"{side}: {s.length:,} tokens, {peak}, {own['seconds']:.0f} s")
     if peer is not None:
         memory, speed = (peer[key] / ours[key] for key in ("peak_mib", "seconds"))
-        print(f"eval.py: {memory:.2f} times less memory, {speed:.2f} x as fast, start included")
+        print(f"nanoGPT takes {memory:.2f} times the memory and {speed:.2f} times the time")
     if s.out is not None:
         write_json(Path(s.out), {**ours, "nanoGPT": peer, "settings": vars(s)})
         print(f"wrote {s.out}")

@@ -3,11 +3,13 @@
     python bench/generate.py --peer ../nanoGPT --out generate.json
 
 Weights are random; the time of a token does not depend on them. The prompt's own pass is part of
-the time, as it is for a user.
+the time, as it is for a user. The peer runs in fp32, as its sample.py does on a CPU, and under
+autocast in our precision, as it does on a GPU.
 """
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +19,14 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from timing import alternate, peer_gpt, peer_module, show, summary  # noqa: E402
+from timing import alternate, check_settings, peer_gpt, peer_module, show, summary  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import device as dev  # noqa: E402
 from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
+
+PLAIN, CAST = "nanoGPT, fp32", "nanoGPT, cast"
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,14 @@ def make_generate(s: Settings, side: str) -> Callable[[], object]:
     dtype = dev.resolve_dtype(s.dtype, device, s.n_embd)
     prompt = torch.randint(50257, (1, s.prompt_tokens), device=device)
     sizes = {"n_layer": s.n_layer, "n_head": s.n_head, "n_embd": s.n_embd, "block_size": 1024}
-    if side == "nanoGPT":
+    if side in (PLAIN, CAST):
         peer = peer_gpt(str(s.peer), **sizes).to(device).eval()
-        return lambda: peer.generate(prompt, s.new_tokens, top_k=1)
+
+        def generate_theirs() -> None:
+            with dev.autocast(device, dtype) if side == CAST else nullcontext():
+                peer.generate(prompt, s.new_tokens, top_k=1)
+
+        return generate_theirs
     model = GPT(GPTConfig(pos_mode=side, **sizes)).to(device).eval()  # type: ignore[arg-type]
 
     def generate() -> None:
@@ -70,17 +79,20 @@ def main(argv: list[str]) -> None:
     """Print the time of a generated token on each side."""
     s = load(Settings, argv, prog="bench/generate.py", description=__doc__)
     with user_errors():
+        check_settings(s)
         device = dev.resolve_device("auto")
         dtype = dev.resolve_dtype(s.dtype, device, s.n_embd)
-        names = ["rope", "rove", *(["nanoGPT"] if s.peer is not None else [])]
+        names = ["rope", "rove", *([PLAIN, CAST] if s.peer is not None else [])]
         if s.peer is not None:
             peer_module(s.peer, "model.py")
         sides: dict[str, Any] = {name: partial(make_generate, s, name) for name in names}
         times = alternate(sides, s.repeats, device=device.type)
-    base = names[-1] if s.peer is not None else "rope"
+    base = PLAIN if s.peer is not None else "rope"
     result = summary(times, base, device=dev.environment(device, False), dtype=str(dtype))
     print(f"{s.new_tokens} tokens behind {s.prompt_tokens}, {dtype}")
     show(result, base)
+    if s.peer is not None:
+        show(summary({name: own for name, own in times.items() if name != PLAIN}, CAST), CAST)
     for name in times:
         result[name]["token_s"] = result[name]["median_s"] / s.new_tokens
         print(f"  {name:28s} {result[name]['token_s'] * 1e3:10.1f} ms a token")

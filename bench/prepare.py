@@ -4,8 +4,8 @@
 
 Without --files, a parquet file is made of lines of the interpreter's standard library, drawn at
 random. The peer's script runs as it is, with its hub data set and its number of processes replaced
-at run time. The ceiling is tiktoken's own rate in one thread (encode_ordinary, texts in memory)
-times the processes; a side's share of it includes its start.
+at run time. Beside them runs tiktoken alone in one thread (encode_ordinary, texts in memory); a
+side's share of that rate times the processes includes its start.
 """
 
 import glob
@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from timing import alternate, show, summary  # noqa: E402
+from timing import alternate, check_settings, show, summary  # noqa: E402
 
 from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
@@ -62,7 +62,7 @@ def make_parquet(path: Path, text_mb: int) -> None:
     parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=1000)
 
 
-def make_ceiling(files: list[str]) -> Callable[[], object]:
+def make_tiktoken(files: list[str]) -> Callable[[], object]:
     """Return a call that encodes all texts with tiktoken in one thread."""
     from pyarrow import parquet
 
@@ -91,7 +91,9 @@ def make_peers(files: list[str], num_workers: int, peer: str) -> Callable[[], ob
 
     def prepare() -> None:
         command = [sys.executable, __file__, "run-peer", peer, str(num_workers), *files]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"--peer {peer}: {done.stderr.strip().splitlines()[-1]:.200}")
 
     return prepare
 
@@ -118,6 +120,7 @@ def main(argv: list[str]) -> None:
     """Print the time of each side."""
     s = load(Settings, argv, prog="bench/prepare.py", description=__doc__)
     with user_errors(), tempfile.TemporaryDirectory() as name:
+        check_settings(s)
         if s.peer is not None and not (Path(s.peer) / "fineweb.py").is_file():
             raise ValueError(
                 f"--peer {s.peer}: has no fineweb.py; give a checkout of build-nanogpt"
@@ -129,7 +132,7 @@ def main(argv: list[str]) -> None:
         if not files:
             raise ValueError(f"--files {pattern}: no such files")
         n_file_bytes = sum(Path(file).stat().st_size for file in files)
-        sides: dict[str, Any] = {"tiktoken, one thread": partial(make_ceiling, files)}
+        sides: dict[str, Any] = {"tiktoken, one thread": partial(make_tiktoken, files)}
         sides["prepare_fineweb.py"] = partial(make_ours, pattern, s.num_workers)
         if s.peer is not None:
             sides["build-nanogpt"] = partial(make_peers, files, s.num_workers, s.peer)
@@ -138,9 +141,9 @@ def main(argv: list[str]) -> None:
     result = summary(times, base, file_bytes=n_file_bytes)
     print(f"{len(files)} parquet files, {n_file_bytes / 1e6:.0f} MB")
     show(result, base)
-    ceiling_s = result["tiktoken, one thread"]["median_s"] / s.num_workers
+    alone_s = result["tiktoken, one thread"]["median_s"] / s.num_workers
     for side in list(sides)[1:]:
-        result[side]["share_of_tiktoken"] = ceiling_s / result[side]["median_s"]
+        result[side]["share_of_tiktoken"] = alone_s / result[side]["median_s"]
         print(f"  {side:28s} {result[side]['share_of_tiktoken']:.0%} of {s.num_workers} x tiktoken")
     if s.out is not None:
         write_json(Path(s.out), result | {"settings": vars(s)})

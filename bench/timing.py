@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -34,8 +35,10 @@ def alternate(sides: dict[str, Make], repeats: int, warm_up: int = 1, device: st
         workers[name] = (process, here)
     times: Times = {name: [] for name in sides}
     try:
+        order = list(workers.items())
         for number in range(warm_up + repeats):
-            for name, (_, pipe) in workers.items():
+            order = order[1:] + order[:1]  # nobody always follows the same one
+            for name, (_, pipe) in order:
                 pipe.send("go")
                 seconds = pipe.recv()
                 if number >= warm_up:
@@ -83,7 +86,9 @@ def summary(times: Times, base: str, **more: Any) -> dict[str, Any]:
 
 
 def _quartile(values: list[float], number: int) -> float:
-    return statistics.quantiles(values, n=4)[number - 1] if len(values) > 1 else values[0]
+    if len(values) == 1:
+        return values[0]
+    return statistics.quantiles(values, n=4, method="inclusive")[number - 1]
 
 
 def show(result: dict[str, Any], base: str) -> None:
@@ -102,7 +107,10 @@ def make_products(dtype: torch.dtype, device: str, size: int = 2048) -> Callable
 
 
 def peer_module(folder: str, file: str) -> Any:
-    """Import one file of a peer's checkout under a name of its own; ValueError if it has none."""
+    """Import one file of a peer's checkout under a name of its own, writing nothing there.
+
+    ValueError if it has none, or one that cannot be imported.
+    """
     path = Path(folder) / file
     if not path.is_file():
         raise ValueError(f"--peer {folder}: has no {file}; give a checkout of nanoGPT")
@@ -110,8 +118,33 @@ def peer_module(folder: str, file: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever is wrong with their file
+        raise ValueError(f"--peer {folder}: {file} cannot be imported: {error!r:.120}") from error
+    finally:
+        sys.dont_write_bytecode = writes
     return module
+
+
+def check_settings(settings: Any) -> None:
+    """Raise ValueError for a size below 1, heads that do not divide, or a folder that is not there.
+
+    Sides are made in other processes, whose errors are tracebacks, and an --out that cannot be
+    written would lose what was measured.
+    """
+    for key, value in vars(settings).items():
+        if type(value) is int and value < 1:
+            raise ValueError(f"--{key} {value}: must be at least 1")
+    n_embd, n_head = getattr(settings, "n_embd", 64), getattr(settings, "n_head", 1)
+    if n_embd % (2 * n_head):
+        raise ValueError(f"--n_embd {n_embd}: must be --n_head {n_head} times an even number")
+    for key in ("out", "profile"):
+        if (file := getattr(settings, key, None)) is None:
+            continue
+        if Path(file).is_dir() or not os.access(Path(file).parent, os.W_OK):
+            raise ValueError(f"--{key} {file}: cannot be written; name a file in a folder")
 
 
 def peer_gpt(folder: str, **sizes: Any) -> Any:

@@ -1,10 +1,12 @@
 """The benchmarks run at sizes that say nothing, and their arithmetic is right."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, run_script
+from helpers import ROOT, refused, run_script
 
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -18,7 +20,7 @@ def test_ratios_are_those_of_medians_and_spread_that_within_rounds():
     result = timing.summary(times, "peer")
     assert result["ours"]["faster"] == 4.0 and result["peer"]["faster"] == 1.0
     assert result["ours"]["median_s"] == 1.0
-    assert (result["ours"]["faster_low"], result["ours"]["faster_high"]) == (2.0, 4.0)
+    assert (result["ours"]["faster_low"], result["ours"]["faster_high"]) == (2.5, 3.5)
 
 
 def test_sides_take_turns_in_processes_of_their_own_and_a_failing_one_is_named():
@@ -73,9 +75,73 @@ def test_memory_and_checkpoint_benchmarks_write_what_they_measured(tmp_path):
     assert content["size_bytes"] > 1e6 and 0 < content["share_at_checkpoint_interval"] < 1
 
 
-def test_an_evaluation_that_fails_is_one_line(tmp_path):
-    result = run_script("bench/eval_memory.py", *TINY, "--n_head", "3")
-    assert result.returncode == 2 and "could not be written" in result.stderr
+@pytest.mark.parametrize("script", ["train_step", "generate", "eval_memory", "checkpoint"])
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--n_head", "3"], "--n_embd 16: must be --n_head 3 times"),
+        (["--repeats", "0"], "--repeats 0: must be at least 1"),
+        (["--out", "/nowhere/x.json"], "--out /nowhere/x.json: cannot be written"),
+    ],
+)
+def test_bad_settings_are_one_line_before_anything_is_measured(script, flags, words):
+    line = refused(run_script(f"bench/{script}.py", *TINY, *flags))
+    assert words in line
+
+
+def test_a_peer_that_cannot_be_imported_is_one_line_and_stays_as_it_was(tmp_path):
+    (tmp_path / "model.py").write_text("this is no Python")
+    assert "cannot be imported" in refused(
+        run_script("bench/train_step.py", *TINY, "--peer", tmp_path)
+    )
+    (tmp_path / "model.py").write_text("import torch")
+    timing.peer_module(str(tmp_path), "model.py")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
+
+
+def test_spread_never_leaves_what_was_measured():
+    result = timing.summary({"peer": [1.0, 2.0], "ours": [1.0, 1.0]}, "peer")
+    assert 1.0 <= result["ours"]["faster_low"] <= result["ours"]["faster_high"] <= 2.0
+
+
+def test_device_checks_hold_here_at_their_own_size(tmp_path):
+    out = tmp_path / "checks.json"
+    result = run_script("bench/device_checks.py", "--n_layer", "1", "--out", out)
+    assert result.returncode == 0, result.stdout + result.stderr
+    checks = {row["check"]: row for row in json.loads(out.read_text())["checks"]}
+    assert len(checks) >= 18 and checks["losses after a resume"]["value"] == 0
+    assert all(row["value"] <= row["bound"] for row in checks.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no OUT given"),
+        (["--dry_run"], "no OUT given"),
+        (["{out}", "--peer"], "is no folder"),
+        (["{out}", "--fast"], "unknown flag --fast"),
+        (["/proc/x"], "cannot be written"),
+    ],
+)
+def test_gpu_script_refuses_what_it_does_not_understand(tmp_path, arguments, words):
+    command = [str(ROOT / "bench/gpu.sh"), *(a.format(out=tmp_path / "o") for a in arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and words in done.stderr
+
+
+def test_gpu_script_names_what_failed_and_shows_nothing_old(tmp_path):
+    """Every step fails here, as the stand-in for Python only fails."""
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o/generate.json").write_text(json.dumps({"rove": {"median_s": 1, "faster": 1}}))
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/sh\ncase $1 in *table.py) exec {sys.executable} "$@";; esac\nexit 3\n')
+    fake.chmod(0o755)
+    done = subprocess.run(
+        [str(ROOT / "bench/gpu.sh"), "o", "--dry_run"], cwd=tmp_path, capture_output=True,
+        text=True, env={**os.environ, "PYTHON": str(fake)},
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stdout.count("FAILED: ") == 6, done.stdout
+    assert "| generate | | | | no result, see generate.log |" in done.stdout
 
 
 def test_prepare_benchmark_compares_with_tiktoken_alone(tmp_path):
