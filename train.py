@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -31,7 +31,7 @@ from rove import distributed as dist
 from rove import overview, runs
 from rove.config import flatten, load, to_dict, user_errors
 from rove.metrics import check_finite, fetch_losses, open_metrics
-from rove.optim import learning_rate, make_optimizer
+from rove.optim import learning_rate, make_optimizer, update
 from rove.shards import BatchOrder, TokenData, open_split, split_batch
 from rove.signals import StopSignals
 
@@ -275,14 +275,7 @@ def main(argv: list[str]) -> None:
                 scaler.scale(loss).backward()
             loss_sum += loss.detach()
         lr = learning_rate(config.optim, t.max_steps, step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        scaler.unscale_(optimizer)
-        clip = config.optim.grad_clip or math.inf
-        grad_norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
-        scaler.step(optimizer)  # skipped on the device if a gradient is not finite
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        grad_norm = update(optimizer, scaler, lr, config.optim.grad_clip)
         row = {"step": step, "tokens": step * t.tokens_per_step, "train/loss": loss_sum}
         pending.append({**row, "lr": lr, "grad_norm": grad_norm})
         bar.update()

@@ -25,7 +25,7 @@ from rove import checkpoint as ckpt  # noqa: E402
 from rove import device as dev  # noqa: E402
 from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
-from rove.optim import make_optimizer  # noqa: E402
+from rove.optim import make_optimizer, update  # noqa: E402
 from train import OptimConfig  # noqa: E402
 
 FP32_BOUND, BF16_BOUND, PEAK_BOUND = 1e-4, 0.04, 1.02
@@ -104,9 +104,7 @@ def resumed_against_straight(device: torch.device, s: Settings) -> float:
                     with dev.autocast(device, dtype):
                         loss = model(batches[step][:, :-1], batches[step][:, 1:])[1]
                     scaler.scale(loss).backward()
-                    scaler.step(optimizer)
-                    scaler.update()
-                    optimizer.zero_grad(set_to_none=True)
+                    update(optimizer, scaler, 6e-4, 1.0)
                     own.append(float(loss.detach()))
                 save(folder, model, optimizer, scaler)
             losses.append(own)

@@ -4,7 +4,7 @@
     python bench/train_step.py --n_layer 12 --n_head 12 --n_embd 768 --block_size 512 --batch_size 2
     python bench/train_step.py --profile trace.json
 
-A step is what train.py does between two batches: forward and backward of every micro-batch, scaler,
+A step is what train.py does between two batches: forward and backward of every micro-batch,
 clipping, AdamW. Precision is what `auto` picks; our sides are compiled unless --compile false. The
 peer's step is timed as its README runs it on a CPU (float32, eager), and given our precision and
 the compiler too (on a GPU only so). The share is of model FLOPs (6 N + 12 n_layer n_embd T a token,
@@ -31,7 +31,7 @@ from model import GPT, GPTConfig  # noqa: E402
 from rove import device as dev  # noqa: E402
 from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
-from rove.optim import make_optimizer  # noqa: E402
+from rove.optim import make_optimizer, update  # noqa: E402
 from train import OptimConfig  # noqa: E402
 
 PLAIN, FAST = "nanoGPT, fp32, eager", "nanoGPT, cast, compiled"
@@ -81,24 +81,25 @@ def make_step(s: Settings, side: str) -> Callable[[], None]:
         optimizer: Any = make_optimizer(model, OptimConfig())
         if s.compile:
             model.compile()
-        scaler: Any = dev.make_scaler(device, dtype)
     else:
-        scaler = None  # disabled there but for fp16
         model = peer_gpt(str(s.peer), block_size=s.block_size, **sizes).to(device)
         optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
         model = torch.compile(model) if casts else model
+
+    scaler = dev.make_scaler(device, dtype)
 
     def step() -> None:
         for x, y in batches:
             with dev.autocast(device, dtype) if casts else nullcontext():
                 loss = model(x, y)[1] / len(batches)
-            loss.backward() if scaler is None else scaler.scale(loss).backward()
-        if scaler is not None:
-            scaler.unscale_(optimizer)
+            scaler.scale(loss).backward()
+        if side in ("rope", "rove"):
+            update(optimizer, scaler, 6e-4, 1.0)
+            return
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step() if scaler is None else scaler.step(optimizer)
-        if scaler is not None:
-            scaler.update()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad(set_to_none=True)
 
     return step

@@ -228,6 +228,6 @@ def restore(
     for group, settings in zip(optimizer.param_groups, own, strict=True):
         group.update(settings)  # as asked for now, which can differ from what was saved
     scaler_state = saved.pop("scaler")
-    if scaler_state["growth_interval"] == scaler.get_growth_interval():
+    if scaler.is_enabled() and scaler_state.get("growth_interval") == scaler.get_growth_interval():
         scaler.load_state_dict(scaler_state)
     return saved

@@ -1,10 +1,10 @@
-"""The optimizer and its learning rate: AdamW, linear warm-up, cosine."""
+"""The optimizer, its learning rate and its update: AdamW, linear warm-up, cosine, clipping."""
 
 import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def learning_rate(o: Any, max_steps: int, step: int) -> float:
@@ -32,3 +32,26 @@ def make_optimizer(model: nn.Module, o: Any) -> torch.optim.AdamW:
         {"params": vectors, "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, o.lr, (o.beta1, o.beta2), fused=True)
+
+
+def update(
+    optimizer: torch.optim.AdamW, scaler: torch.amp.GradScaler, lr: float, grad_clip: float
+) -> Tensor:
+    """Make one AdamW step with the gradients clipped to a norm of grad_clip (0: not clipped).
+
+    Returns the norm before clipping, () float32. Weights and moments stay as they are where it is
+    not finite. Clipping and skipping are done by the fused step itself, on the device: neither
+    another pass over the gradients nor a wait for the norm.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    scaler.unscale_(optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+    own: Any = optimizer  # what the fused step reads, as GradScaler hands it over
+    own.grad_scale = (norm / (grad_clip or math.inf)).clamp(min=1)  # it divides by this
+    own.found_inf = 1 - norm.isfinite().float()  # in fp16 the scaler puts its own here
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return norm

@@ -19,25 +19,23 @@ RANK = int(os.environ.get("RANK", 0))
 
 
 def main():
-    make_optimizer, forward = train.make_optimizer, model.GPT.forward
+    make_optimizer, update, forward = train.make_optimizer, train.update, model.GPT.forward
     nan_step, nan_rank = map(int, os.environ.get("SPY_NAN", "0:0").split(":"))
     seen = {"step": 1}
 
     def spied_optimizer(net, settings):
-        optimizer = make_optimizer(net, settings)
-        step = train.torch.amp.GradScaler.step
-
-        def spied_step(scaler, optimizer):
+        def spied_update(*args):
             grads = {name: p.grad.clone() for name, p in net.named_parameters()}
-            step(scaler, optimizer)
+            norm = update(*args)
             if folder := os.environ.get("SPY_DIR"):
                 weights = {name: p.detach().clone() for name, p in net.named_parameters()}
                 state = {"grads": grads, "weights": weights}
                 torch.save(state, Path(folder, f"rank{RANK}_step{seen['step']}.pt"))
             seen["step"] += 1
+            return norm
 
-        train.torch.amp.GradScaler.step = spied_step
-        return optimizer
+        train.update = spied_update
+        return make_optimizer(net, settings)
 
     def spied_forward(self, idx, targets=None, pos_offset=0):
         logits, loss = forward(self, idx, targets, pos_offset)
