@@ -40,7 +40,8 @@ both evaluate
 for mode in rope rove; do
     echo
     echo "[$mode] a sample, prompt 'def main('"
-    "$python" sample.py --checkpoint "out/demo-$mode" --prompt 'def main(' --max_new_tokens 200
+    "$python" sample.py --checkpoint "out/demo-$mode" --prompt 'def main(' --max_new_tokens 200 \
+        | tee "out/demo-$mode/samples.txt"
 done
 echo
 "$python" report.py out/demo-rope out/demo-rove --out out/demo
