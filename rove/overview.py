@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from rove.words import duration, size
+
 ACTIVATION_BYTES = 34  # per layer, token and channel in 16 bits, of which backward keeps copies
 LOGIT_BYTES = 10  # per token and id: bf16, float32 and a gradient
 
@@ -17,19 +19,6 @@ def memory_bytes(model_config: Any, n_params: int, micro_batch_size: int, is_fp3
     tokens = micro_batch_size * c.block_size
     activations = tokens * c.n_layer * c.n_embd * ACTIVATION_BYTES * (2 if is_fp32 else 1)
     return n_params * (16 if is_fp32 else 18) + activations + tokens * c.vocab_size * LOGIT_BYTES
-
-
-def size(n_bytes: float) -> str:
-    """Return bytes in GB or MB."""
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in the unit that suits them."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def at_start(

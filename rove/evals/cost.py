@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from rove.words import duration
+
 
 def forward_flops(config: Any, length: int, n_scored: int) -> float:
     """Return the FLOPs of one window: the trunk, causal attention, the head where it is needed.
@@ -31,6 +33,4 @@ def measured_rate(config: Any, forward: Callable[[torch.Tensor], Any]) -> float:
 
 def describe(flops: float, rate: float) -> str:
     """Return FLOPs and the time that they take at a rate, in words."""
-    seconds = flops / rate
-    unit, size = next((u, n) for u, n in (("h", 3600), ("min", 60), ("s", 0)) if seconds >= n)
-    return f"{flops:.1e} FLOPs, about {seconds / max(size, 1):.1f} {unit} at {rate:.1e} FLOP/s"
+    return f"{flops:.1e} FLOPs, about {duration(flops / rate)} at {rate:.1e} FLOP/s"

@@ -9,6 +9,7 @@ from rove.prepare import hub
 from rove.prepare.sources import Source
 from rove.shards import HEADER_BYTES
 from rove.tokenizer import Tokenizer
+from rove.words import duration, size
 
 BYTES_PER_TOKEN = {"gpt2": 4.5, "byte": 1.0}  # rough, for the estimate of size
 GPT2_BYTES_PER_TOKEN_OF_CODE = 2.1
@@ -29,13 +30,13 @@ class Plan:
         for folder, n_bytes, free in self._disks():
             if n_bytes > free:
                 raise ValueError(
-                    f"{folder}: {show_size(n_bytes)} are needed, {show_size(free)} are free; "
+                    f"{folder}: {size(n_bytes)} are needed, {size(free)} are free; "
                     "make room, use --delete_downloads, or set HF_HOME or --out_dir to another disk"
                 )
 
     def __str__(self) -> str:
         disks = [
-            f"disk: {show_size(n_bytes)} needed on disk under {folder}, {show_size(free)} free"
+            f"disk: {size(n_bytes)} needed on disk under {folder}, {size(free)} free"
             for folder, n_bytes, free in self._disks()
         ]
         return "\n".join(self.lines + disks)
@@ -71,29 +72,29 @@ def make_plan(
     if not source.sizes:
         lines.append("files: size unknown, streamed")
     else:
-        lines.append(f"files: {len(source.sizes)} files, {show_size(sum(source.sizes.values()))}")
+        lines.append(f"files: {len(source.sizes)} files, {size(sum(source.sizes.values()))}")
     if source.downloads is not None:
         cache, todo = hub.cache_folder(), sorted(source.sizes)[n_files_done:]
         missing = [name for name in source.downloads.missing() if name in todo]
         sizes = sorted((source.sizes[name] for name in missing), reverse=True)
-        lines.append(f"download: {len(missing)} files, {show_size(sum(sizes))}, to {cache}")
-        lines += [f"  {name}, {show_size(source.sizes[name])}" for name in missing]
+        lines.append(f"download: {len(missing)} files, {size(sum(sizes))}, to {cache}")
+        lines += [f"  {name}, {size(source.sizes[name])}" for name in missing]
         at_once = (
             len(sizes) if source.downloads.keep else files_at_once(source, n_tokens, shard_tokens)
         )
         needed[cache] = sum(sizes[:at_once])
     if source.sizes:
         n_shards = max(2, -(-n_tokens // shard_tokens))
-        lines.append(f"text: about {show_size(source.text_bytes)}, {n_tokens / 1e6:,.1f} M tokens")
+        lines.append(f"text: about {size(source.text_bytes)}, {n_tokens / 1e6:,.1f} M tokens")
         there = sum(path.stat().st_size for path in folder.glob("*.bin*"))
         needed[folder] = max(0, 2 * n_tokens + n_shards * HEADER_BYTES - there)
-        size = show_size(2 * n_tokens)
-        lines.append(f"output: about {size} in {n_shards} shards or one more, to {folder}")
+        room = size(2 * n_tokens)
+        lines.append(f"output: about {room} in {n_shards} shards or one more, to {folder}")
     rate = USUAL_BYTES_PER_S if tokenizer is None else measure_rate(tokenizer)
     how = "assumed" if tokenizer is None else "measured here"
     work = f"{num_workers} workers, {tokenizer_name}, {rate / 1e6:,.1f} MB/s each ({how})"
     if source.sizes:
-        took = _duration(source.text_bytes / (SHARE_OF_RATE * rate * num_workers))
+        took = duration(source.text_bytes / (SHARE_OF_RATE * rate * num_workers))
         work = f"about {took} of tokenizing, the download apart: {work}"
     return Plan([*lines, f"time: {work}"], needed)
 
@@ -125,15 +126,3 @@ def measure_rate(tokenizer: Tokenizer, seconds: float = 0.3) -> float:
         n_bytes += len(texts[number % len(texts)].encode())
         number += 1
     return n_bytes / (time.perf_counter() - start)
-
-
-def show_size(n_bytes: float) -> str:
-    """Return a number of bytes in MB or GB, powers of ten."""
-    return f"{n_bytes / 1e9:,.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:,.1f} MB"
-
-
-def _duration(seconds: float) -> str:
-    unit, size = next(
-        (u, n) for u, n in (("h", 3600), ("min", 60), ("s", 1)) if seconds >= n or n == 1
-    )
-    return f"{seconds / size:.1f} {unit}"

@@ -11,9 +11,10 @@ from rove.files import sha256_of, write_json
 from rove.prepare import hub
 from rove.prepare.downloads import Downloads
 from rove.prepare.output import remove_remains
-from rove.prepare.plan import Plan, show_size
+from rove.prepare.plan import Plan
 from rove.prepare.units import SPLITS
 from rove.tokenizer import GPT2_EOT_ID, GPT2_VOCAB_SIZE
+from rove.words import size
 
 PARTS = "downloads"  # folder in the folder, for what is on its way
 
@@ -40,8 +41,8 @@ def make_plan(downloads: Downloads, folder: Path) -> Plan:
     )
     lines = [
         f"source: {downloads.repo} at {downloads.commit}",
-        f"files: {len(downloads.files)} shards, {show_size(total)}",
-        f"download: {len(missing)} shards, {show_size(left)}, to {folder}",
+        f"files: {len(downloads.files)} shards, {size(total)}",
+        f"download: {len(missing)} shards, {size(left)}, to {folder}",
     ]
     return Plan(lines, {folder: left})
 
