@@ -112,6 +112,20 @@ def core(run, mode, labels=None, right=3, n=8, **more):
     )
 
 
+def lm_eval(run, mode, acc=0.5, **more):
+    """A result of two tasks of the harness, as eval.py writes it."""
+    rows = {
+        "toy": {"alias": "toy", "acc,none": acc, "acc_stderr,none": 0.05, "n": 40}
+        | {"exact_match,strip": 0.25, "exact_match_stderr,strip": None},
+        "words": {"alias": "words", "word_perplexity,none": 31.5, "n": 7},
+    }
+    better = {"toy": {"acc": True, "exact_match": True}, "words": {"word_perplexity": False}}
+    content = {"harness": "0.4.13", "tasks": ["toy", "words"], "max_length": 32, "limit": None}
+    content |= {"fewshot_seed": 1234, "yarn_factor": 1.0, "results": rows, "groups": {}}
+    content |= {"versions": {"toy": 1, "words": 2}, "num_fewshot": {"toy": 5, "words": 0}}
+    return write(run, f"lm_eval_{mode}", "lm_eval", mode, higher_is_better=better, **content | more)
+
+
 def ruler_rows(task, length, nll, n=10):
     keys = {"index": 0, "n_tokens": 3, "nll_total": 3 * nll, "nll_content": nll, "first_rank": 2}
     keys |= {"nll_min_reference": None, "string_match": None, "prefix_mismatch": 0}
@@ -417,6 +431,28 @@ def test_ruler_has_gain_first_and_the_guess_beside_the_raw_loss(pair):
 
 
 # ---------------------------------------------------------------- arms, seeds, the paper
+
+
+def test_tasks_of_the_harness_stand_side_by_side_where_they_compare(tmp_path):
+    rope, rove = make_run(tmp_path / "a"), make_run(tmp_path / "b", "rove")
+    lm_eval(rope, "rope")
+    lm_eval(rove, "rove", acc=0.625)
+    section = sections_of(rope, rove)["lm-evaluation-harness"]
+    assert "Harness 0.4.13, at most 32 tokens, all items." in section.text
+    (rows,) = tables_in(section.text)
+    columns = [f"{rope} rope", f"{rove} rove"]
+    assert [
+        [row[key] for key in ("task", "shots", "items", "metric", *columns)] for row in rows
+    ] == [
+        ["toy", "5", "40", "acc ↑", "0.5000 ± 0.0500", "0.6250 ± 0.0500"],
+        ["toy", "5", "40", "exact_match (strip) ↑", "0.2500", "0.2500"],
+        ["words", "0", "7", "word_perplexity ↓", "31.5000", "31.5000"],
+    ]
+    changes = {"limit": 10.0, "harness": "0.4.14", "data": "e" * 64, "max_length": 64}
+    for key, value in {**changes, "num_fewshot": {"toy": 0, "words": 0}, "fewshot_seed": 1}.items():
+        lm_eval(rove, "rove", **{key: value})
+        apart = [title for title in sections_of(rope, rove) if title.startswith("lm-")]
+        assert apart == [f"lm-evaluation-harness ({i} of 2)" for i in (1, 2)], key
 
 
 def test_t_quantiles_leave_two_and_a_half_percent_on_either_side():

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from helpers import make_data, run_script, tiny_flags
-from test_report import core, make_run, perplexity, positions, ruler
+from test_report import core, lm_eval, make_run, perplexity, positions, ruler
 
 import report
 import train
@@ -218,6 +218,7 @@ def published(trained):
     positions(trained, "rove", step=12)
     core(trained, "rove", step=12)
     ruler(trained, "rove+yarn", step=12)
+    lm_eval(trained, "rove", step=12)
     (trained / "samples_1.txt").write_text("Once upon\na time")
     other, out = make_run(trained.parent / "other"), trained.parent / "report"
     flags = ["--out", out, "--wandb", "offline", "--wandb_project", "trial"]
@@ -266,6 +267,9 @@ def test_results_are_tables_and_numbers(published):
     assert "eval/perplexity_tail/rove/32/nll" in part.summary
     assert part.summary["eval/core/rove/core_v1"] == of["core_v1"]
     assert part.summary["eval/ruler/rove+yarn/64/cwe/exact"] == 0.5
+    first = {"mode": "rove", "task": "toy", "metric": "acc", "value": 0.5, "stderr": 0.05}
+    assert table_file(part, "eval/lm_eval_rove")[0] == first
+    assert part.summary["eval/lm_eval/rove/words/word_perplexity"] == 31.5
     assert part.summary["val/loss"] == read_metrics(published.run)[-1]["val/loss"]
 
 
@@ -464,4 +468,4 @@ def test_sync_sends_training_and_report_as_one_run(published, with_server):
     (loss,) = (metric for metric in axes if metric.get("1") == "train/loss")
     assert axes[loss["5"] - 1]["1"] == "tokens"
     assert {"report.md"} < set(Server.uploads)
-    assert sum(".table.json" in name for name in Server.uploads) == 7
+    assert sum(".table.json" in name for name in Server.uploads) == 8

@@ -7,6 +7,7 @@ from pathlib import Path
 from rove.files import write_atomic
 from rove.report.arms import arms_section
 from rove.report.core import core_sections
+from rove.report.lm_eval import lm_eval_sections
 from rove.report.paper import paper_section
 from rove.report.perplexity import by_length_sections, position_sections
 from rove.report.plots import SOFTWARE
@@ -28,6 +29,7 @@ def build(runs: Sequence[Run], results: Sequence[Result]) -> list[Section]:
         *position_sections(results),
         *core_sections(results),
         *ruler_sections(results),
+        *lm_eval_sections(results),
         arms_section(runs, results),
         paper_section(results),
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 from rove.checkpoint import latest_path, read_checkpoint
 from rove.report.core import AGGREGATES, core_labels
+from rove.report.lm_eval import metrics_of
 from rove.report.perplexity import is_usual
 from rove.report.read import Result, Run
 from rove.report.tables import labels_apart
@@ -18,6 +19,7 @@ COLUMNS = {
     "positions": ("from", "to", "nll", "yarn_factor", "tokens"),
     "core": ("task", "accuracy", "centered_v1", "centered_v2", "n"),
     "ruler": ("task", "length", "nll", "gain", "exact", "string_match", "yarn_factor", "n"),
+    "lm_eval": ("task", "metric", "value", "stderr"),
 }
 SCALARS = {"perplexity": ("nll", "ppl", "bits_per_byte"), "ruler": ("nll", "gain", "exact")}
 
@@ -61,6 +63,8 @@ def _send(made: Any, run: Run, results: Sequence[Result], files: Sequence[Path])
 
     row: Row = {}
     for result in results:
+        if result.content["kind"] == "structure":  # no scores, and lists by offset
+            continue
         columns, rows = table_of(result)
         row[f"eval/{result.file.stem}"] = wandb.Table(columns=[*columns], data=rows)
     texts = [[p.name, p.read_text(encoding="utf-8")] for p in run.folder.glob("samples*.txt")]
@@ -83,6 +87,11 @@ def table_of(result: Result) -> tuple[list[str], list[list[Any]]]:
     content = result.content
     if content["kind"] == "core":
         rows = [{"task": task, **row} for task, row in content["tasks"].items()]
+    elif content["kind"] == "lm_eval":
+        measured = metrics_of(content).items()
+        rows = [
+            dict(zip(COLUMNS["lm_eval"], (*key, *value), strict=True)) for key, value in measured
+        ]
     else:
         rows = content["results"]
     is_by_position = content.get("protocol") == "positions"
@@ -99,7 +108,7 @@ def scalars(results: Sequence[Result]) -> Iterator[tuple[str, float]]:
     kinds = [_kind(result) for result in results]
     for kind in dict.fromkeys(kinds):
         group = [r for r, own in zip(results, kinds, strict=True) if own == kind]
-        label_of = core_labels if kind == "core" else labels_apart
+        label_of = core_labels if kind in ("core", "lm_eval") else labels_apart
         for result, label in zip(group, label_of(group), strict=True):
             for name, value in _named(result, label):
                 if value is not None:
@@ -118,7 +127,11 @@ def _named(result: Result, label: str) -> Iterator[tuple[str, float | None]]:
     if content["kind"] == "core":
         keys = [f"{key}_{version}" for key in AGGREGATES for version in ("v1", "v2")]
         yield from ((f"{label}/{key}", content[key]) for key in keys)
-    elif content.get("protocol") != "positions":  # a curve, which its table has
+    elif content["kind"] == "lm_eval":
+        yield from (
+            (f"{label}/{a}/{b}", value) for (a, b), (value, _) in metrics_of(content).items()
+        )
+    elif content["kind"] in SCALARS and content.get("protocol") != "positions":  # that is a curve
         for row in content["results"]:
             own = label if is_usual(result, row) else f"{label}, s={row['yarn_factor']:g}"
             place = "/".join([own, str(row["length"]), *([row["task"]] if "task" in row else [])])
