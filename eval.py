@@ -4,6 +4,7 @@
     python eval.py core --checkpoint out/124m-rove --bundle eval_bundle
     python eval.py ruler --checkpoint out/124m-rove --pos_mode rove+yarn --tasks niah_single_1,vt
     python eval.py lm_eval --checkpoint out/124m-rove --tasks hellaswag,piqa
+    python eval.py structure --checkpoint out/124m-rove --layer 3 --head 5
     python eval.py compare out/124m-rope out/124m-rove
     torchrun --standalone --nproc_per_node=8 eval.py core --checkpoint out/124m-rove --bundle DIR
 
@@ -29,6 +30,7 @@ from rove.evals.perplexity.protocols import Protocol
 from rove.evals.ruler import Layout
 from rove.evals.ruler import run as ruler
 from rove.evals.session import Session, parse_factors
+from rove.evals.structure import run as structure
 from rove.runs import split_names
 
 
@@ -138,6 +140,18 @@ class LmEval(Common):
 
 
 @dataclass(frozen=True)
+class Structure(Common):
+    data: str | None = None
+    """folder of token shards, of which `val` is read; null: the run's"""
+    layer: int = 0
+    """layer of the explicit mixer, from 0"""
+    head: int = 0
+    """its head, from 0; figures by offset are of all layers and heads"""
+    length: int = 32
+    """tokens, the first of `val`; the explicit mixer grows with their square"""
+
+
+@dataclass(frozen=True)
 class Compare:
     out: str | None = None
     """result file; null: only print"""
@@ -148,6 +162,7 @@ KINDS: dict[str, tuple[Any, Callable[[Session], None], str]] = {
     "core": (Core, core.run, "CORE: 22 few-shot tasks, centred on chance."),
     "ruler": (Ruler, ruler.run, "RULER's tasks, scored by the NLL of the answer."),
     "lm_eval": (LmEval, lm_eval.run, "Tasks of lm-evaluation-harness."),
+    "structure": (Structure, structure.run, "What the mixer of an attention head is, by offset."),
 }
 
 

@@ -25,6 +25,7 @@ SAME = {  # what two results of a kind must have in common
     "core": ("mode", "data", "truncation", "max_length", "max_per_task", "bos_id", "dtype"),
     "ruler": ("layout", "data", "dtype"),
 }
+PASSED_OVER = ("perplexity_positions", "lm_eval", "structure")  # they have no paired pieces
 
 
 def run(a: str, b: str, out: str | None) -> None:
@@ -82,7 +83,7 @@ def _by_name(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.glob("eval/*.json")):
         for arm in arms:
             name = path.stem.replace(f"_{arm}", "_")
-            if name != path.stem and not name.startswith(("perplexity_positions", "lm_eval")):
+            if name != path.stem and not name.startswith(PASSED_OVER):
                 files[name] = path
     return files
 

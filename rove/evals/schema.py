@@ -7,6 +7,7 @@ mean the same: not measured. Keys that no schema names are let through.
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rove.evals.core.tasks import BY_LABEL
@@ -59,6 +60,11 @@ LM_EVAL: Schema = {
     **{"harness": "text", "tasks": "list", "max_length": "size", "yarn_factor": "number"},
     **{"limit": "number?", "fewshot_seed": "count", "results": "object", "versions": "object"},
 }
+STRUCTURE: Schema = {
+    **{"layer": "count", "head": "count", "length": "size", "yarn_factor": "number"},
+    **{"max_deviation": "number", "schmidt_rank": "count", "singular_values": "numbers"},
+    **{key: "list" for key in ("cosine", "kernel_norm", "kernel_norm_unrotated")},
+}
 PART: Schema = {"n": "count", "nll": "number?", "gain": "number?", "exact": "number?"}
 
 
@@ -108,10 +114,11 @@ def conform(value: Any, schema: Schema, where: str = "") -> Content:
 def check_result(value: Any) -> Content:
     """Return a result of any kind but compare, complete; ValueError says what does not fit."""
     content = conform(value, COMMON)
-    _one_of(content, "kind", ("perplexity", "core", "ruler", "lm_eval"))
+    _one_of(content, "kind", ("perplexity", "core", "ruler", "lm_eval", "structure"))
     _one_of(content, "pos_mode", MODES)
     _one_of(content, "yarn_values", ("yarn", "orig"))
     checks = {"perplexity": _perplexity, "core": _core, "ruler": _ruler, "lm_eval": _lm_eval}
+    checks["structure"] = partial(conform, schema=STRUCTURE)
     return checks[content["kind"]](content)
 
 
