@@ -1,0 +1,85 @@
+"""What is kept of a run: its arm, seed, settings and data by their hashes, losses, measurements."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rove.files import write_json
+from rove.metrics import read_metrics
+from studies.experiments import Trial
+
+FREE = ("out_dir", "seed", "data", "dry_run", "log")  # settings that tell runs of an arm apart
+
+
+def make_entry(trial: Trial, run: Path) -> dict[str, Any]:
+    """Return the entry of a trial whose run is trained and measured."""
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    settings = {key: value for key, value in config.items() if key not in FREE}
+    settings["train"] = {k: v for k, v in settings["train"].items() if k != "init_from"}
+    rows = read_metrics(run)
+    every = max(1, len(rows) // 20)
+    curve = [[row["step"], round(row["train/loss"], 4)] for row in rows[every - 1 :: every]]
+    return {
+        "experiment": trial.experiment,
+        "variant": trial.variant,
+        "arm": trial.arm,
+        "seed": trial.seed,
+        "config_sha256": _hash(settings),
+        "data_sha256": data_hash(run),
+        "train_loss": curve,
+        "val_loss": rows[-1]["val/loss"],
+        "cells": [cell for path in sorted(run.glob("eval/*.json")) for cell in _cells(path)],
+    }
+
+
+def data_hash(run: Path) -> str:
+    """Return a hash of the shards that a run was trained and validated on."""
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    manifest = json.loads((Path(config["data"]["dir"]) / "manifest.json").read_text("utf-8"))
+    return _hash([shard["sha256"] for shard in manifest["shards"]])
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _cells(path: Path) -> list[dict[str, Any]]:
+    """Return the measurements of a result file: mode, values, length, factor and numbers.
+
+    Losses by block of text are kept where YaRN's factor is the usual one, 5 decimals of a nat.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["kind"] == "window":
+        return [
+            {key: round(x, 5) if isinstance(x, float) else x for key, x in cell.items()}
+            for cell in content["cells"]
+        ]
+    common = {"mode": content["pos_mode"], "yarn_values": content["yarn_values"]}
+    cells = []
+    for row in content["results"]:
+        cell = common | {key: row[key] for key in ("length", "yarn_factor", "tokens")}
+        cell["nll"] = round(row["nll"], 5)
+        if not path.stem.startswith("grid"):
+            cell["block_nll"] = [round(x, 5) for x in row["block_nll"]]
+        cells.append(cell)
+    return cells
+
+
+def collect(experiment: str, out: Path) -> int:
+    """Write OUT/EXPERIMENT.json of all entries that are there; return how many."""
+    paths = sorted((out / "runs" / experiment).rglob("entry.json"))
+    entries = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    entries.sort(key=lambda e: (e["variant"], e["seed"], e["arm"]))
+    write_json(out / f"{experiment}.json", {"experiment": experiment, "entries": entries})
+    return len(entries)
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of OUT/EXPERIMENT.json; none where there is no such file."""
+    if not path.exists():
+        return []
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["entries"]
+    return found

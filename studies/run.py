@@ -1,0 +1,162 @@
+"""Run the study's experiments through train.py and eval.py; the same command goes on.
+
+    python studies/run.py                              # all of them: a night on two cores
+    python studies/run.py --experiments E1,E2 --seeds 6
+
+Runs and text lie in OUT/runs and OUT/data, results in OUT/E1.json, ...; studies/report.py makes
+tables and figures of these. A run is done when its entry.json is there; a failed one is named, the
+others go on, and the exit code is 1.
+"""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from tqdm import tqdm  # noqa: E402
+
+from rove.config import load, user_errors  # noqa: E402
+from rove.files import write_json  # noqa: E402
+from studies import tasks  # noqa: E402
+from studies.entries import collect, make_entry  # noqa: E402
+from studies.experiments import EXPERIMENTS, STDLIB, Experiment, Trial  # noqa: E402
+
+TARGETS = 131072  # of each length
+N_DOCUMENTS, DOCUMENT = 500, 10_000  # of an ordered window's text, bytes
+
+
+@dataclass(frozen=True)
+class Settings:
+    experiments: str = ",".join(EXPERIMENTS)
+    """which to run"""
+    seeds: int | None = None
+    """seeds of each arm; null: as many as the method says"""
+    workers: int = 2
+    """runs at once, of one thread each"""
+    out: str = "out/studies"
+    """folder of texts, runs and results"""
+
+
+class FailedError(Exception):
+    """A script of the project stopped; the log says why."""
+
+
+def script(log: Path, name: str, *arguments: object) -> None:
+    """Run a script of the project in one thread; its output goes to the end of a log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, str(ROOT / name), *map(str, arguments)]
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"$ {name} {' '.join(command[2:])}\n")
+        file.flush()
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        code = subprocess.run(command, stdout=file, stderr=file, cwd=ROOT, env=env).returncode
+    if code:
+        raise FailedError(f"{name} ended with {code}, see {log}")
+
+
+def prepare(data: str, out: Path) -> Path:
+    """Make a text's shards, or find them there; return their folder."""
+    folder, log = out / "data" / data, out / "data" / f"{data}.log"
+    if data == STDLIB:
+        source: list[object] = ["--source", "python-stdlib"]
+    else:
+        _, k, seed = data.split("-")
+        text = out / "data" / f"{data}.jsonl"
+        if not folder.exists():
+            tasks.write_window_task(text, int(k[1:]), int(seed), N_DOCUMENTS, DOCUMENT)
+        source = ["--source", "files", "--files", text, "--val_fraction", 0.15]
+    if not (folder / "manifest.json").exists():
+        script(log, "prepare_fineweb.py", *source, "--tokenizer", "byte", "--out_dir", folder)
+    return folder
+
+
+def flags_of(settings: dict[str, Any]) -> list[str]:
+    """Return settings as flags of a script."""
+    return [f"--{key}={value}" for key, value in settings.items()]
+
+
+def run_trial(trial: Trial, out: Path) -> None:
+    """Train, evaluate and write entry.json, as far as that is not done."""
+    run, log = out / "runs" / trial.name, out / "runs" / f"{trial.name}.log"
+    if (run / "entry.json").exists():
+        return
+    data = out / "data" / trial.data
+    where: dict[str, Any] = {"seed": trial.seed}
+    settings = {key: x for key, x in trial.flags.items() if not key.startswith("start.")}
+    weights = {
+        key.removeprefix("start."): x for key, x in trial.flags.items() if key not in settings
+    }
+    if weights:
+        file = out / "start" / f"{trial.name}.pt"
+        weights |= {key: x for key, x in settings.items() if key.startswith("model.")} | where
+        script(log, "studies/start.py", *flags_of(weights | {"file": file}))
+        settings["train.init_from"] = file
+    where |= {"data.dir": data, "out_dir": run, "train.resume": "auto"}
+    script(log, "train.py", *flags_of(settings | where))
+    if trial.data.startswith("window"):
+        task = ["--checkpoint", run, "--data", data, "--out", run / "eval/window.json"]
+        script(log, "studies/window.py", *task, "--max_tokens", TARGETS)
+    else:
+        measure(trial, run, log)
+    write_json(run / "entry.json", make_entry(trial, run))
+
+
+def measure(trial: Trial, run: Path, log: Path) -> None:
+    """Measure perplexities by length, with and without YaRN, and over a grid of YaRN's factors."""
+    block_size, mode = int(trial.flags["model.block_size"]), str(trial.flags["model.pos_mode"])
+    lengths = ",".join(str(block_size * times) for times in (1, 2, 4, 8))
+    common = ["--checkpoint", run, "--lengths", lengths, "--max_tokens", TARGETS]
+    readings = ["yarn", "orig"] if mode == "rove" else ["yarn"]
+    modes = ["--pos_mode", f"{mode},{mode}+yarn", "--yarn_values", ",".join(readings)]
+    script(log, "eval.py", "perplexity", *common, *modes)
+    for values in readings:
+        grid = ["--yarn_values", values, "--out", run / f"eval/grid_{values}.json"]
+        grid += ["--pos_mode", f"{mode}+yarn", "--yarn_factor", "2,4,8,16"]
+        script(log, "eval.py", "perplexity", *common, *grid)
+
+
+def run_all(experiments: list[Experiment], n_seeds: int | None, workers: int, out: Path) -> int:
+    """Run all trials of these experiments; return how many failed."""
+    trials = [trial for e in experiments for trial in e.trials(n_seeds)]
+    for data in tqdm(dict.fromkeys(trial.data for trial in trials), desc="texts", disable=None):
+        prepare(data, out)
+    failed = 0
+    with ThreadPoolExecutor(workers) as pool, tqdm(total=len(trials), disable=None) as bar:
+        for trial, work in [(t, pool.submit(run_trial, t, out)) for t in trials]:
+            try:
+                work.result()
+            except FailedError as error:
+                failed += 1
+                print(f"failed: {trial.name}: {error}", file=sys.stderr, flush=True)
+            bar.update()
+    for e in experiments:
+        n = collect(e.name, out)
+        print(f"{out / e.name}.json: {n} runs of {e.what}", flush=True)
+    return failed
+
+
+def main(argv: list[str]) -> None:
+    """Run what the command line names."""
+    s = load(Settings, argv, prog="studies/run.py", description="Run the study's experiments.")
+    with user_errors():
+        names = s.experiments.split(",")
+        for name in names:
+            if name not in EXPERIMENTS:
+                raise ValueError(f"experiments={name!r}: must be among {', '.join(EXPERIMENTS)}")
+        for key, value in (("seeds", s.seeds), ("workers", s.workers)):
+            if value is not None and value < 1:
+                raise ValueError(f"{key}={value}: must be at least 1")
+        chosen = [EXPERIMENTS[name] for name in names]
+        failed = run_all(chosen, s.seeds, s.workers, Path(s.out))
+    if failed:
+        raise SystemExit(f"error: {failed} runs failed; the same command tries them again")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
