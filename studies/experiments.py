@@ -63,7 +63,8 @@ def training(steps: int, batch: int, block_size: int, lr: float, warmup: int) ->
         "train.max_steps": steps, "train.tokens_per_step": batch * block_size,
         "train.micro_batch_size": batch, "train.eval_interval": steps,
         "train.checkpoint_interval": max(steps, 400), "train.eval_tokens": 131072,
-        "train.keep_checkpoints": 1, "train.compile": "false", "train.device": "cpu",
+        "train.keep_checkpoints": 1, "train.compile": "false", "train.dtype": "float32",
+        "train.device": "cpu",
     }  # fmt: skip
 
 
@@ -75,6 +76,7 @@ def sizes(n_layer: int, n_head: int, n_embd: int) -> Flags:
 WINDOW = sizes(1, 1, 64) | training(800, 32, 64, 3e-3, 80) | {"start.std_by_width": True}
 SMALL = sizes(4, 4, 128) | training(1200, 32, 128, 1e-3, 100)
 LARGER = sizes(6, 8, 256) | training(1500, 16, 256, 1e-3, 100)
+LARGER |= {"train.dtype": "bfloat16", "train.compile": "true"}  # half the time of plain float32
 ORDERED = {f"k{k}-h{heads}": {"model.n_head": heads} for k in (1, 3) for heads in (1, 4)}
 
 E1 = Experiment(
