@@ -69,12 +69,19 @@ def _cells(path: Path) -> list[dict[str, Any]]:
 
 
 def collect(experiment: str, out: Path) -> int:
-    """Write OUT/EXPERIMENT.json of all entries that are there; return how many."""
-    paths = sorted((out / "runs" / experiment).rglob("entry.json"))
-    entries = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    entries.sort(key=lambda e: (e["variant"], e["seed"], e["arm"]))
-    write_json(out / f"{experiment}.json", {"experiment": experiment, "entries": entries})
+    """Write OUT/EXPERIMENT.json of its entries and those of finished runs; return how many."""
+    path = out / f"{experiment}.json"
+    runs = sorted((out / "runs" / experiment).rglob("entry.json"))
+    found = read_entries(path) + [json.loads(run.read_text(encoding="utf-8")) for run in runs]
+    by_run = {key_of(e): e for e in found}
+    entries = [by_run[key] for key in sorted(by_run)]
+    write_json(path, {"experiment": experiment, "entries": entries})
     return len(entries)
+
+
+def key_of(entry: dict[str, Any]) -> tuple[str, int, str]:
+    """Return what tells the runs of an experiment apart."""
+    return entry["variant"], entry["seed"], entry["arm"]
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:

@@ -84,4 +84,14 @@ E1 = Experiment(
 )
 E2 = Experiment("E2", "bytes: 0.8M parameters, context 128, 1,200 steps", 8, SMALL)
 E3 = Experiment("E3", "bytes: 4.7M parameters, context 256, 1,500 steps", 8, LARGER)
-EXPERIMENTS = {e.name: e for e in (E1, E2, E3)}
+E4 = Experiment("E4", "E2 for 4,800 steps", 4, SMALL | {"train.max_steps": 4800})
+E7 = Experiment(
+    "E7", "E2 with the paper's turns over the context: theta 230, beta_fast 8", 4,
+    SMALL | {"model.rope_theta": 230, "model.yarn_beta_fast": 8},
+)  # fmt: skip
+E8 = Experiment(
+    "E8", "E2 with half and twice the learning rate, and with biases", 2, SMALL,
+    {"lr-half": {"optim.lr": 5e-4}, "lr-double": {"optim.lr": 2e-3},
+     "bias": {"model.bias": "true"}},
+)  # fmt: skip
+EXPERIMENTS = {e.name: e for e in (E1, E2, E3, E4, E7, E8)}

@@ -49,41 +49,56 @@ def p_shown(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
-def primary_table(results: dict[str, list[Entry]]) -> str:
-    """Return the primary endpoints of E1 and E3 with Holm's correction, and those of E2."""
-    parts: list[str] = []
-    for name, others in (("E3", ("E1",)), ("E2", ())):
-        if not results.get(name):
-            continue
-        arms = paired(results[name], PAIRS["rove"])
-        endpoints = language_endpoints(*arms)
-        nulls = language_endpoints(*paired(results[name], PAIRS["null"]))
-        p = p_values(endpoints)
-        rows = {key: (shown(endpoints[key]), shown(nulls[key])) for key in endpoints}
-        rows["P3, of YaRN"] = (rows["P3, of YaRN"][0], "")  # within an arm
-        if others:
-            p |= {"P4": 1.0, "P5": 1.0}
-            rows["P4"] = ("not run", "")
-        if others and results.get("E1"):
-            found = [window_effect(results["E1"], "k3-h1", pair) for pair in PAIRS]
-            p["P5"], rows["P5"] = found[0].p, (shown(found[0]), shown(found[1]))
-        corrected = holm(p)
-        lines = []
-        for key, cells in rows.items():
-            primary = key.split(",")[0]
-            is_whole = key == primary or key == "P3, of YaRN"
-            shown_p = (
-                [p_shown(p[primary]), p_shown(corrected[primary])] if primary in p else ["", ""]
-            )
-            lines.append([key, *cells, *(shown_p if is_whole else ["", ""])])
-        head = ["endpoint", "RoVE - RoPE", "null - RoVE", "p", "p, Holm"]
-        parts += [f"{name}, {EXPERIMENTS[name].what}:", table(head, lines)]
+Rows = dict[str, tuple[str, str]]
+NOT_RUN = ("not run", "")
+
+
+def primary_tables(results: dict[str, list[Entry]]) -> str:
+    """Return the primary endpoints with Holm's correction, and what E2 says of P1 to P3."""
+    rows, p = _language_rows(results.get("E3", []))
+    rows["P4"], p["P4"] = NOT_RUN, 1.0
+    rows["P5"], p["P5"] = NOT_RUN, 1.0
+    if _n_seeds(results.get("E1", []), "k3-h1") > 1:
+        found = [window_effect(results["E1"], "k3-h1", pair) for pair in PAIRS]
+        rows["P5"], p["P5"] = (shown(found[0]), shown(found[1])), found[0].p
+    parts = ["Primary endpoints, P1 to P3 from E3, P5 from E1:", _endpoint_table(rows, p)]
+    if _n_seeds(results.get("E2", [])) > 1:
+        small = _endpoint_table(*_language_rows(results["E2"]))
+        parts += ["P1 to P3 in E2, corrected among themselves:", small]
     return "\n\n".join(parts)
 
 
-def language_tables(name: str, entries: Sequence[Entry]) -> str:
+def _n_seeds(entries: Sequence[Entry], variant: str = "") -> int:
+    """Return how many seeds all three arms have."""
+    return len(paired(entries, ARMS, variant)[0])
+
+
+def _language_rows(entries: Sequence[Entry]) -> tuple[Rows, dict[str, float]]:
+    """Return what to show of P1 to P3 and the interaction, and the p values."""
+    if _n_seeds(entries) < 2:
+        names = ("P1", "P2", "P3")
+        return dict.fromkeys(names, NOT_RUN), dict.fromkeys(names, 1.0)
+    found, null = (language_endpoints(*paired(entries, pair)) for pair in PAIRS.values())
+    rows = {key: (shown(found[key]), shown(null[key])) for key in found}
+    rows["P3, of YaRN"] = (rows["P3, of YaRN"][0], "")  # within an arm
+    return rows, p_values(found)
+
+
+def _endpoint_table(rows: Rows, p: dict[str, float]) -> str:
+    corrected, lines = holm(p), []
+    for key, cells in rows.items():
+        own = key.split(",")[0]
+        has_p = own in p and cells != NOT_RUN and key != "P3, under YaRN"
+        ps = [p_shown(p[own]), p_shown(corrected[own])] if has_p else ["", ""]
+        lines.append([key, *cells, *ps])
+    return table(["endpoint", "RoVE - RoPE", "null - RoVE", "p", "p, Holm"], lines)
+
+
+def language_tables(name: str, variant: str, entries: Sequence[Entry]) -> str:
     """Return losses by arm, setting and length, and the differences between arms."""
-    arms = dict(zip(ARMS, paired(entries, ARMS), strict=True))
+    arms = dict(zip(ARMS, paired(entries, ARMS, variant), strict=True))
+    if len(arms["rope"]) < 2:
+        return f"{name} {variant}: fewer than two seeds of all arms are done."
     lines, differences = [], []
     for setting, wanted in SETTINGS.items():
         for arm, own in arms.items():
@@ -104,7 +119,7 @@ def language_tables(name: str, entries: Sequence[Entry]) -> str:
             differences.append([label, setting, *cells])
     head = [f"{n}x" for n in TIMES]
     return "\n\n".join([
-        f"{name}: NLL, nats per byte, mean over seeds.",
+        f"{name} {variant}".strip() + ": NLL, nats per byte, mean over seeds.",
         table(["arm", "setting", "seeds", *head], lines),
         "Differences with 95 % intervals and the number of seeds (exploratory but for P1 to P3):",
         table(["difference", "setting", *head], differences),
@@ -138,9 +153,11 @@ def window_tables(entries: Sequence[Entry]) -> str:
 
 def tables(results: dict[str, list[Entry]]) -> str:
     """Return all tables as Markdown."""
-    parts = [primary_table(results)]
+    parts = [primary_tables(results)]
     parts += [window_tables(results["E1"])] if results.get("E1") else []
-    parts += [language_tables(name, results[name]) for name in ("E2", "E3") if results.get(name)]
+    for name in ("E2", "E3", "E4", "E7", "E8"):
+        variants = sorted({e["variant"] for e in results.get(name, [])})
+        parts += [language_tables(name, variant, results[name]) for variant in variants]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -4,8 +4,8 @@
     python studies/run.py --experiments E1,E2 --seeds 6
 
 Runs and text lie in OUT/runs and OUT/data, results in OUT/E1.json, ...; studies/report.py makes
-tables and figures of these. A run is done when its entry.json is there; a failed one is named, the
-others go on, and the exit code is 1.
+tables and figures of these. A run is done when its entry.json is there or its entry stands in OUT's
+results; a failed one is named, the others go on, and the exit code is 1.
 """
 
 import os
@@ -24,7 +24,7 @@ from tqdm import tqdm  # noqa: E402
 from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
 from studies import tasks  # noqa: E402
-from studies.entries import collect, make_entry  # noqa: E402
+from studies.entries import collect, key_of, make_entry, read_entries  # noqa: E402
 from studies.experiments import EXPERIMENTS, STDLIB, Experiment, Trial  # noqa: E402
 
 TARGETS = 131072  # of each length
@@ -123,7 +123,10 @@ def measure(trial: Trial, run: Path, log: Path) -> None:
 
 def run_all(experiments: list[Experiment], n_seeds: int | None, workers: int, out: Path) -> int:
     """Run all trials of these experiments; return how many failed."""
-    trials = [trial for e in experiments for trial in e.trials(n_seeds)]
+    known = {(e.name, *key_of(entry)) for e in experiments
+             for entry in read_entries(out / f"{e.name}.json")}  # fmt: skip
+    trials = [trial for e in experiments for trial in e.trials(n_seeds)
+              if (e.name, trial.variant, trial.seed, trial.arm) not in known]  # fmt: skip
     for data in tqdm(dict.fromkeys(trial.data for trial in trials), desc="texts", disable=None):
         prepare(data, out)
     failed = 0
@@ -134,6 +137,7 @@ def run_all(experiments: list[Experiment], n_seeds: int | None, workers: int, ou
             except FailedError as error:
                 failed += 1
                 print(f"failed: {trial.name}: {error}", file=sys.stderr, flush=True)
+            collect(trial.experiment, out)
             bar.update()
     for e in experiments:
         n = collect(e.name, out)

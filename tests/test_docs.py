@@ -20,7 +20,7 @@ def settings_of(script, argv):
     """The settings class that a call is parsed by, and its flags; None for other programs."""
     if script.startswith("bench/"):
         return importlib.import_module(script[6:-3]).Settings, argv
-    module = importlib.import_module(script.removesuffix(".py"))
+    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
     if script == "train.py":
         return module.Config, argv
     if script == "eval.py":

@@ -141,6 +141,7 @@ def test_tables_have_every_number_with_interval_and_seeds(tmp_path, capsys):
     report.main([str(tmp_path)])
     text = (tmp_path / "tables.md").read_text()
     assert text in capsys.readouterr().out
+    assert text.count("| P1 | not run |") == 1 == text.count("| P5 | not run |"), "E1, E3"
     assert re.search(r"\| P1 \| -0\.(1|09)", text) and "RoVE - RoPE | YaRN, values orig |" in text
     for name in ("differences.png", "losses.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
