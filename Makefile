@@ -1,7 +1,7 @@
 # make demo: train RoPE and RoVE on real text and compare them, on two CPU cores
 # make test: the tests        make lint: ruff and mypy        make faults: all fault tests
 # make oldest: the tests with the oldest versions that requirements.txt allows, in a venv of its own
-# make study-hour: the study's shorter half, about an hour; make study: all of it, a night
+# make study-hour: the study's shorter half, one to two hours; make study: all of it, a night
 # make bench: timings that need no other repository, JSON into out/bench
 PYTHON ?= python3
 BIN := .venv/bin
@@ -27,11 +27,11 @@ oldest: .venv-oldest/dev
 
 study-hour: .venv/run
 	$(BIN)/python studies/run.py --experiments E1,E2 --seeds 6
-	$(BIN)/python studies/report.py out/studies
+	$(BIN)/python studies/report.py
 
 study: .venv/run
 	$(BIN)/python studies/run.py
-	$(BIN)/python studies/report.py out/studies
+	$(BIN)/python studies/report.py
 
 bench: .venv/dev
 	mkdir -p out/bench

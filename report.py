@@ -8,7 +8,8 @@ With --wandb offline or online all of it also goes to wandb, to the runs that tr
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from rove.config import load, user_errors
@@ -42,6 +43,9 @@ def main(argv: list[str]) -> None:
             raise ValueError(f"--out {out}: is a file; name a folder")
         runs, results = read_runs(names)
         sections = build(runs, results)
+        if find_spec("matplotlib") is None:
+            print("notice: no plots, as matplotlib is not here: pip install -r requirements.txt")
+            sections = [replace(section, plots={}) for section in sections]
         path = write(sections, out)
     print(summary(sections))
     plots = [out / name for section in sections for name in section.plots]

@@ -66,6 +66,8 @@ def main(argv: list[str]) -> None:
             path = Path(text.removeprefix("FILE:"))
             try:
                 text = path.read_text(encoding="utf-8")
+            except OSError as error:
+                raise ValueError(f"--prompt {text}: {error.strerror}; name a file") from None
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}: not UTF-8 at byte {error.start}; convert it") from None
         device = dev.resolve_device(s.device)

@@ -86,11 +86,13 @@ def flatten(d: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Make a ValueError or OSError one line on stderr and exit code 2, and warnings one line."""
+    """Make ValueError, OSError and ImportError one line on stderr and exit code 2, so warnings."""
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
+        if isinstance(error, ImportError):
+            error = ValueError(f"{error}; pip install -r requirements.txt -c constraints.txt")
         rank = os.environ.get("RANK", "0")
         _fail(error, prefix="" if rank == "0" else f"[rank {rank}] ")
 

@@ -33,7 +33,8 @@ def at_start(
     m, t = config.model, config.train
     micro_batch_size, grad_accum_steps = batch
     epochs = t.max_steps * t.tokens_per_step / data.n_tokens
-    parts = f"{world_size} ranks x {grad_accum_steps} x {micro_batch_size} sequences"
+    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    parts = f"{ranks} x {grad_accum_steps} x {micro_batch_size} sequences"
     dtype = environment["dtype"]
     how = f"{environment['device']}, {dtype}, {'compiled' if environment['compile'] else 'eager'}"
     memory = memory_bytes(m, n_params, micro_batch_size, dtype == "torch.float32")
@@ -45,7 +46,7 @@ def at_start(
         f"data: {config.data.dir}, {data.n_tokens:,} tokens, {data.tokenizer['name']}",
         f"run: {t.max_steps:,} steps of {t.tokens_per_step:,} tokens = {parts} x {m.block_size}",
         f"cost: {run_flops:.1e} FLOPs, {epochs:.2f} epochs; about {size(memory)} of memory on each "
-        "device",
+        "device, torch itself apart",
         f"files: {config.out_dir}: config.yaml, metrics.jsonl, up to {n_kept} checkpoints of "
         f"{size(12 * n_params)} ({size(disk)})",
     ]

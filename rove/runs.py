@@ -26,6 +26,8 @@ OWN_TEMPORARIES = {
 
 def lock_run(run: Path) -> IO[str]:
     """Take the folder's only writer's place; see lock_folder."""
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"out_dir={run}: is a file; name a folder")
     return lock_folder(run, "training")
 
 

@@ -1,18 +1,19 @@
 """Tables and figures of a study's results: DIR/E1.json, ... become DIR/tables.md and PNGs.
 
-python studies/report.py out/studies          # of your own runs
-python studies/report.py docs/study           # of those that docs/STUDY.md tells of
+python studies/report.py                        # of out/studies, your own runs
+python studies/report.py --folder docs/study    # of those that docs/STUDY.md tells of
 """
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
-from rove.config import user_errors  # noqa: E402
+from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_atomic  # noqa: E402
 from rove.report.tables import table  # noqa: E402
 from studies import figures  # noqa: E402
@@ -36,6 +37,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "YaRN": {"yarn": True},
     "YaRN, values orig": {"yarn": True, "yarn_values": "orig"},
 }
+
+
+@dataclass(frozen=True)
+class Settings:
+    folder: str = "out/studies"
+    """folder of E1.json, ... as studies/run.py writes them"""
 
 
 def shown(e: Effect, digits: int = 4) -> str:
@@ -167,10 +174,9 @@ def _write(content: bytes, file: Any) -> None:
 
 def main(argv: list[str]) -> None:
     """Write tables.md and the figures of one folder."""
+    s = load(Settings, argv, prog="studies/report.py", description="Tables and figures of a study.")
     with user_errors():
-        if len(argv) != 1:
-            raise ValueError("give the folder that studies/run.py wrote, such as out/studies")
-        folder = Path(argv[0])
+        folder = Path(s.folder)
         results = {name: read_entries(folder / f"{name}.json") for name in EXPERIMENTS}
         if not any(results.values()):
             raise ValueError(

@@ -9,6 +9,7 @@ results; a failed one is named, the others go on, and the exit code is 1.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,9 @@ class FailedError(Exception):
     """A script of the project stopped; the log says why."""
 
 
+RUNNING: set[subprocess.Popen[bytes]] = set()
+
+
 def script(log: Path, name: str, *arguments: object) -> None:
     """Run a script of the project in one thread; its output goes to the end of a log."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +59,10 @@ def script(log: Path, name: str, *arguments: object) -> None:
         file.write(f"$ {name} {' '.join(command[2:])}\n")
         file.flush()
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        code = subprocess.run(command, stdout=file, stderr=file, cwd=ROOT, env=env).returncode
+        child = subprocess.Popen(command, stdout=file, stderr=file, cwd=ROOT, env=env)
+        RUNNING.add(child)
+        code = child.wait()
+        RUNNING.discard(child)
     if code:
         raise FailedError(f"{name} ended with {code}, see {log}")
 
@@ -130,15 +137,23 @@ def run_all(experiments: list[Experiment], n_seeds: int | None, workers: int, ou
     for data in tqdm(dict.fromkeys(trial.data for trial in trials), desc="texts", disable=None):
         prepare(data, out)
     failed = 0
-    with ThreadPoolExecutor(workers) as pool, tqdm(total=len(trials), disable=None) as bar:
-        for trial, work in [(t, pool.submit(run_trial, t, out)) for t in trials]:
-            try:
-                work.result()
-            except FailedError as error:
-                failed += 1
-                print(f"failed: {trial.name}: {error}", file=sys.stderr, flush=True)
-            collect(trial.experiment, out)
-            bar.update()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for n, (trial, work) in enumerate(
+                [(t, pool.submit(run_trial, t, out)) for t in trials]
+            ):
+                try:
+                    work.result()
+                    print(f"done: {trial.name} ({n + 1} of {len(trials)})", flush=True)
+                except FailedError as error:
+                    failed += 1
+                    print(f"failed: {trial.name}: {error}", file=sys.stderr, flush=True)
+                collect(trial.experiment, out)
+        except BaseException:  # Ctrl-C or SIGTERM: a training saves and ends
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in list(RUNNING):
+                child.terminate()
+            raise
     for e in experiments:
         n = collect(e.name, out)
         print(f"{out / e.name}.json: {n} runs of {e.what}", flush=True)
@@ -157,7 +172,12 @@ def main(argv: list[str]) -> None:
             if value is not None and value < 1:
                 raise ValueError(f"{key}={value}: must be at least 1")
         chosen = [EXPERIMENTS[name] for name in names]
-        failed = run_all(chosen, s.seeds, s.workers, Path(s.out))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            failed = run_all(chosen, s.seeds, s.workers, Path(s.out))
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on", file=sys.stderr)
+            raise SystemExit(130) from None
     if failed:
         raise SystemExit(f"error: {failed} runs failed; the same command tries them again")
 

@@ -484,6 +484,12 @@ def test_dry_run_writes_nothing(corpus, tmp_path, capsys):
         assert part in out
 
 
+def test_a_single_text_is_told_to_be_cut(tmp_path, check_refused):
+    (tmp_path / "mine.txt").write_text("a word or two\n" * 50)
+    argv = ["--source", "files", "--files", tmp_path / "mine.txt", "--out_dir", tmp_path / "out"]
+    check_refused("a .txt file is one document.*split -n l/20 .* mine.txt part_", *argv)
+
+
 def test_gpt2_on_documents_that_are_hard(tmp_path):
     try:
         gpt2 = load_tokenizer("gpt2")

@@ -4,6 +4,7 @@ beside each other is refused; seeds, and the paper's tables."""
 import json
 import math
 import re
+import sys
 from dataclasses import replace
 from statistics import stdev
 
@@ -644,6 +645,22 @@ def test_results_on_other_targets_are_refused(tmp_path, capsys):
     )
     perplexity(a, "rope", rows=[length_row(32, 2.0), length_row(64, 2.0, tokens=99)])
     check_refused(capsys, a, words=["lengths have 99, 512 targets"])
+
+
+def test_without_matplotlib_there_are_tables_and_a_notice(tmp_path, capsys, monkeypatch):
+    run = make_run(tmp_path / "run")
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    report.main([str(run), "--out", str(tmp_path / "r")])
+    assert "no plots, as matplotlib is not here" in capsys.readouterr().out
+    text = (tmp_path / "r/report.md").read_text()
+    assert "| run |" in text
+    assert "![" not in text and not list((tmp_path / "r").glob("*.png"))
+
+
+def test_a_package_that_is_broken_is_one_line(tmp_path, capsys, monkeypatch):
+    run = make_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # its import fails
+    check_refused(capsys, run, "--out", tmp_path / "r", words=["matplotlib", "pip install -r"])
 
 
 def test_arguments(tmp_path, capsys):

@@ -138,7 +138,7 @@ def test_only_seeds_that_all_arms_have_are_compared_and_only_like_with_like():
 
 def test_tables_have_every_number_with_interval_and_seeds(tmp_path, capsys):
     (tmp_path / "E2.json").write_text(json.dumps({"experiment": "E2", "entries": language()}))
-    report.main([str(tmp_path)])
+    report.main(["--folder", str(tmp_path)])
     text = (tmp_path / "tables.md").read_text()
     assert text in capsys.readouterr().out
     assert text.count("| P1 | not run |") == 1 == text.count("| P5 | not run |"), "E1, E3"
@@ -146,7 +146,7 @@ def test_tables_have_every_number_with_interval_and_seeds(tmp_path, capsys):
     for name in ("differences.png", "losses.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit):
-        report.main([str(tmp_path / "nothing")])
+        report.main(["--folder", str(tmp_path / "nothing")])
     assert "no results" in capsys.readouterr().err
 
 

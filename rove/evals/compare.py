@@ -65,8 +65,9 @@ def pair_up(a: list[Path], b: list[Path]) -> list[tuple[list[Path], list[Path]]]
         return [(a, b)]
     for path in (*a, *b):
         if not path.is_dir():
+            mixed = "neither all files nor all run folders; give one or the other"
             raise ValueError(
-                f"{path}: neither all files nor all run folders; give one or the other"
+                f"{path}: {mixed if path.exists() else 'does not exist; name a result or a run'}"
             )
     found = [[_by_name(folder) for folder in side] for side in (a, b)]
     names = set.intersection(*(set(files) for side in found for files in side))

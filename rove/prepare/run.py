@@ -60,6 +60,9 @@ def write_shards(
         raise ValueError(f"{source.dataset}: no row holds text ({skipped})")
     if source.n_val_tokens:
         why = f"the first {source.n_val_tokens:,} tokens are for val); give more files"
+    elif len(names) == 1 and names[0].endswith(".txt"):
+        cut = f"split -n l/20 --additional-suffix=.txt {names[0]} part_"
+        why = f"a .txt file is one document); cut it, `{cut}`, and give --files 'part_*.txt'"
     else:
         why = f"--val_fraction {val_fraction}); give more documents or another --val_fraction"
     output.finish(why)
