@@ -26,10 +26,15 @@ log=slurm-$SLURM_JOB_ID.log
 seen=$(wc -l < "$log" 2>/dev/null || echo 0)  # what earlier starts of this job have written
 
 # A save of the 354M state takes seconds (bench/checkpoint.py); 300 s leave room for a slow disk.
+# Before torch 2.12 torchrun passes SIGTERM on, not SIGUSR1, and waits for 30 s.
+patience=()
+if .venv/bin/torchrun --help | grep -e --shutdown-timeout > /dev/null; then
+    patience=(--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=300)
+fi
 srun --kill-on-bad-exit=1 .venv/bin/torchrun \
     --nnodes="$nodes" --nproc_per_node="$gpus" --max-restarts=3 \
     --rdzv_id="$SLURM_JOB_ID" --rdzv_backend=c10d --rdzv_endpoint="$head:$port" \
-    --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=300 \
+    "${patience[@]}" \
     train.py --train.resume auto "$@"
 code=$?
 

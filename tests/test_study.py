@@ -22,7 +22,7 @@ def test_p_is_the_tail_of_students_density():
         for t in (0.1, 1.0, 2.5, 4.0):
             x = np.linspace(0, t, 20_001)
             density = np.exp(log_c - (df + 1) / 2 * np.log1p(x**2 / df))
-            inside = 2 * np.trapezoid(density, x)
+            inside = 2 * float((density[:-1] + density[1:]) @ np.diff(x)) / 2
             assert analysis.two_sided_p(t, df) == pytest.approx(1 - inside, abs=1e-8)
             assert analysis.two_sided_p(-t, df) == analysis.two_sided_p(t, df)
     assert analysis.t_quantile(7) == pytest.approx(2.3646, abs=1e-4)

@@ -89,6 +89,11 @@ def test_sigterm_to_one_rank_stops_both_after_the_same_step(data, tmp_path, coun
 def test_torchrun_passes_a_signal_on_and_waits_for_the_save(data, tmp_path, name, count):
     out = tmp_path / "run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    if (
+        "--shutdown-timeout"
+        not in subprocess.run([*torchrun, "--help"], capture_output=True, text=True).stdout
+    ):
+        pytest.skip("torchrun waits for a save from torch 2.12 on")
     torchrun += ["--signals-to-handle=SIGTERM,SIGINT,SIGUSR1", "--shutdown-timeout=60"]
     command = [*torchrun, str(HOOKED), *tiny_flags(data, out, **LONG)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HOOK_SLOW_SAVE": "2"}
