@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from rove.files import write_json
+from rove.files import write_atomic
 from rove.metrics import read_metrics
 from studies.experiments import Trial
 
@@ -75,7 +75,9 @@ def collect(experiment: str, out: Path) -> int:
     found = read_entries(path) + [json.loads(run.read_text(encoding="utf-8")) for run in runs]
     by_run = {key_of(e): e for e in found}
     entries = [by_run[key] for key in sorted(by_run)]
-    write_json(path, {"experiment": experiment, "entries": entries})
+    lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
+    text = f'{{"experiment": "{experiment}", "entries": [\n{lines}\n]}}\n'
+    write_atomic(path, lambda file: file.write(text.encode()))
     return len(entries)
 
 

@@ -31,6 +31,7 @@ from studies.endpoints import (  # noqa: E402
 from studies.entries import read_entries  # noqa: E402
 from studies.experiments import EXPERIMENTS  # noqa: E402
 
+BETAS = ((32, 1), (2, 0.25))  # YaRN's, in E1
 ARMS, TIMES = ("rope", "rove", "null"), (1, 2, 4, 8)
 SETTINGS: dict[str, dict[str, Any]] = {
     "as trained": {},
@@ -139,23 +140,36 @@ def _at(times: int, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def window_tables(entries: Sequence[Entry]) -> str:
-    """Return the ordered window's accuracies by k, heads, arm and length."""
-    lines, differences = [], []
+    """Return the ordered window's accuracies by k, heads, arm, setting and length."""
+    lines, differences, with_yarn = [], [], []
     for variant in sorted({e["variant"] for e in entries}):
         k, heads = (part[1:] for part in variant.split("-"))
         for arm, own in zip(ARMS, paired(entries, ARMS, variant), strict=True):
-            by_seed = [[cell_of(e, n)["accuracy"] for e in own] for n in TIMES]
-            cells = [f"{min(x):.2f} {sum(x) / len(x):.3f} {max(x):.2f}" for x in by_seed]
+            cells = [_spread(own, n) for n in TIMES]
             lines.append([k, heads, arm, str(len(own)), *cells])
+            for values in ("yarn", "orig") if arm != "rope" else ("yarn",):
+                for fast, slow in BETAS:
+                    yarn = {"yarn_beta_fast": fast, "yarn_beta_slow": slow, "yarn_values": values}
+                    cells = [_spread(own, n, True, **yarn) for n in TIMES[1:]]
+                    names = [k, heads, arm, f"{fast:g}, {slow:g}", values, str(len(own))]
+                    with_yarn.append([*names, *cells])
         cells = [shown(window_effect(entries, variant, pair), 3) for pair in PAIRS]
         differences.append([k, heads, *cells])
     head = [f"{n}x" for n in TIMES]
     return "\n\n".join([
         "E1: accuracy on the ordered window, least, mean and largest over seeds (chance 0.17).",
         table(["k", "heads", "arm", "seeds", *head], lines),
-        "Differences at 1x:",
+        "E1, differences at 1x:",
         table(["k", "heads", "RoVE - RoPE", "null - RoVE"], differences),
+        "E1 with YaRN (exploratory), as above:",
+        table(["k", "heads", "arm", "betas", "values", "seeds", *head[1:]], with_yarn),
     ])  # fmt: skip
+
+
+def _spread(entries: Sequence[Entry], times: int, yarn: bool = False, **wanted: Any) -> str:
+    """Return the least, mean and largest accuracy."""
+    x = [cell_of(e, times, yarn, **wanted)["accuracy"] for e in entries]
+    return f"{min(x):.2f} {sum(x) / len(x):.3f} {max(x):.2f}"
 
 
 def tables(results: dict[str, list[Entry]]) -> str:
