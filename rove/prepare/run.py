@@ -58,14 +58,7 @@ def write_shards(
     if not output.tokens:
         skipped = describe_invalid(output.invalid) or "no rows"
         raise ValueError(f"{source.dataset}: no row holds text ({skipped})")
-    if source.n_val_tokens:
-        why = f"the first {source.n_val_tokens:,} tokens are for val); give more files"
-    elif len(names) == 1 and names[0].endswith(".txt"):
-        cut = f"split -n l/20 --additional-suffix=.txt {names[0]} part_"
-        why = f"a .txt file is one document); cut it, `{cut}`, and give --files 'part_*.txt'"
-    else:
-        why = f"--val_fraction {val_fraction}); give more documents or another --val_fraction"
-    output.finish(why)
+    output.finish(_why_empty(source, val_fraction))
     _free(source, names)
     keys = ("name", "vocab_size", "sha256")
     return {
@@ -77,6 +70,17 @@ def write_shards(
         "invalid_rows": output.invalid,
         "shards": [entry for split in SPLITS for entry in output.splits[split].entries],
     }
+
+
+def _why_empty(source: Source, val_fraction: float) -> str:
+    """Return why a split can be empty and what helps, the end of a message."""
+    names = list(source.sizes)
+    if source.n_val_tokens:
+        return f"the first {source.n_val_tokens:,} tokens are for val); give more files"
+    if len(names) == 1 and names[0].endswith(".txt"):
+        cut = f"split -n l/20 --additional-suffix=.txt {names[0]} part_"
+        return f"a .txt file is one document); cut it, `{cut}`, and give --files 'part_*.txt'"
+    return f"--val_fraction {val_fraction}); give more documents or another --val_fraction"
 
 
 def _free(source: Source, names: list[str]) -> None:
