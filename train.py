@@ -256,7 +256,7 @@ def main(argv: list[str]) -> None:
     signals = StopSignals()
 
     # The loop; step is the number of updates done when its pass is over
-    peak, is_fp16 = dev.peak_flops(device), dtype == torch.float16
+    peak = dev.peak_flops(device)
     cast = partial(dev.autocast, device, dtype)
     pending: list[dict[str, Any]] = []  # steps whose losses are still on the device
     quiet = None if world.is_main else True  # None: shown on a terminal only
@@ -286,7 +286,7 @@ def main(argv: list[str]) -> None:
         saves = step % t.checkpoint_interval == 0 or ends
         if not (evaluates or saves or step % t.log_interval == 0):
             continue
-        fetch_losses(pending, is_fp16)
+        fetch_losses(pending, scaler)
         tok_per_s = len(pending) * t.tokens_per_step / (time.perf_counter() - clock)
         for row in pending:
             row["perf/tok_per_s"] = round(tok_per_s, 1)

@@ -4,10 +4,10 @@
     python bench/checkpoint.py --peer ../nanoGPT
 
 Saves the full state (weights, both AdamW moments) several times as training does (temporary file,
-fsync, rename, hash) and times micro-steps of 124M on this device in the precision that `auto`
-picks. The share is saves x save time / (saves x save time + steps x step time), with a save for
-every checkpoint_interval and, at worst, one for every eval_interval. The peer's save, in turns with
-ours, is nanoGPT's: torch.save of the same kind of state, without fsync, hash or rename.
+fsync, rename, hash) and times micro-steps of 124M on this device (forward and backward, compiled,
+in the precision that `auto` picks). The share is save time / (save time + steps x step time), of
+the steps between two saves. The peer's save, in turns with ours, is nanoGPT's: torch.save of the
+same kind of state, without fsync, hash or rename.
 """
 
 import statistics
@@ -24,7 +24,7 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from timing import alternate, check_settings, peer_gpt, peer_module, show, summary  # noqa: E402
+import timing  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
@@ -49,6 +49,8 @@ class Settings:
     """sequences in a timed micro-step"""
     world_size: int = 8
     """devices like this one that would share a step"""
+    compile: bool = True
+    """compile the micro-step"""
     dir: str | None = None
     """folder to save into; null: a temporary one"""
     peer: str | None = None
@@ -64,7 +66,7 @@ def make_side(s: Settings, folder: str, side: str) -> Callable[[], object]:
     device = dev.resolve_device("auto")
     sizes = {"n_layer": s.n_layer, "n_head": s.n_head, "n_embd": s.n_embd}
     if side == "nanoGPT":
-        model: Any = peer_gpt(str(s.peer), block_size=s.block_size, **sizes).to(device)
+        model: Any = timing.peer_gpt(str(s.peer), block_size=s.block_size, **sizes).to(device)
         optimizer: Any = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
     else:
         model = GPT(GPTConfig(pos_mode="rove", block_size=s.block_size, **sizes)).to(device)
@@ -77,6 +79,9 @@ def make_side(s: Settings, folder: str, side: str) -> Callable[[], object]:
             model(x, x)[1].backward()
 
     if side == "micro-step":
+        dev.keep_freed_memory(device)
+        if s.compile:
+            model.compile()
         return micro_step
     micro_step()
     optimizer.step()
@@ -98,24 +103,22 @@ def main(argv: list[str]) -> None:
     device = dev.resolve_device("auto")
     names = ["save", "micro-step"]
     with user_errors(), tempfile.TemporaryDirectory(dir=s.dir) as folder:
-        check_settings(s)
+        timing.check_settings(s)
         if s.peer is not None:
-            peer_module(s.peer, "model.py")
+            timing.peer_module(s.peer, "model.py")
             names.append("nanoGPT")
         sides: dict[str, Any] = {name: partial(make_side, s, folder, name) for name in names}
-        times = alternate(sides, s.repeats, device=device.type)
+        times = timing.alternate(sides, s.repeats, 2, device.type)
         size_bytes = max(file.stat().st_size for file in Path(folder).rglob("step_*.pt"))
     t = TrainConfig()
     micro_steps = t.tokens_per_step / (s.micro_batch_size * s.block_size * s.world_size)
     step_s = statistics.median(times.pop("micro-step")) * micro_steps
-    result = summary(times, "save", size_bytes=size_bytes, step_s=step_s,
-                     device=dev.environment(device, False), settings=vars(s))  # fmt: skip
-    show(result, "save")
+    result = timing.summary(times, "save", size_bytes=size_bytes, step_s=step_s,
+                     **timing.described(s, device, s.compile))  # fmt: skip
+    timing.show(result, "save")
     save_s = result["save"]["median_s"]
-    for key in ("checkpoint_interval", "eval_interval"):
-        interval_s = getattr(t, key) * step_s
-        result[f"share_at_{key}"] = save_s / (save_s + interval_s)
-        print(f"a save every {getattr(t, key)} steps: {result[f'share_at_{key}']:.3%} of the time")
+    share = result["share"] = save_s / (save_s + t.checkpoint_interval * step_s)
+    print(f"a save every {t.checkpoint_interval} steps: {share:.3%} of the time")
     print(f"save {save_s:.2f} s for {size_bytes / 1e9:.2f} GB; step {step_s:.2f} s on {device}")
     break_even_s = save_s * 0.98 / 0.02 / t.checkpoint_interval
     print(f"the share stays under 2 % for steps longer than {break_even_s:.3f} s")

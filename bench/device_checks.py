@@ -1,4 +1,4 @@
-"""Check a device before it is trusted with a run: against float64, compiled, cached, resumed.
+"""Check a device before it is trusted: against float64, cached, compiled, updated, resumed.
 
     python bench/device_checks.py --out checks.json
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "bench")]
 
 import oracle  # noqa: E402
-from timing import check_settings  # noqa: E402
+import timing  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
@@ -56,9 +56,30 @@ def against_float64(device: torch.device, length: int) -> dict[str, float]:
         for dtype in (torch.float32, torch.bfloat16):
             with dev.autocast(device, dtype), torch.no_grad():
                 got = net(idx.to(device))[0].double().cpu()
-            error = float((got - wanted).square().mean().sqrt() / wanted.std())
-            found[f"{mode}, values {values}, {dtype}"] = error
+                cached = oracle.chunked(net, idx.to(device), length // 3).double().cpu()
+            for how, tried in (("", got), (", cached", cached)):
+                error = float((tried - wanted).square().mean().sqrt() / wanted.std())
+                found[f"{mode}, values {values}, {dtype}{how}"] = error
     return found
+
+
+def update_against_float64(device: torch.device) -> dict[str, float]:
+    """Return how far the first update, clipped, is from AdamW's, and what one of NaN changes.
+
+    The first moment is a tenth of the clipped gradient; a tenth of 1 / sqrt(n) if all are equal.
+    """
+    weight = torch.nn.Parameter(torch.ones(64, 64, device=device))
+    optimizer = make_optimizer(torch.nn.ParameterList([weight]), OptimConfig())
+    scaler = dev.make_scaler(device, torch.bfloat16)
+    weight.grad = torch.full_like(weight, 1e3)
+    update(optimizer, scaler, 6e-4, 1.0)
+    moment, before = optimizer.state[weight]["exp_avg"].double().cpu(), weight.detach().clone()
+    weight.grad = torch.full_like(weight, torch.nan)
+    update(optimizer, scaler, 6e-4, 1.0)
+    return {
+        "update, clipped": float((moment * 10 * 64 - 1).abs().max()),
+        "update of NaN": 0.0 if torch.equal(weight, before) else 1.0,
+    }
 
 
 def compiled_against_eager(device: torch.device, length: int) -> dict[str, float]:
@@ -75,14 +96,15 @@ def compiled_against_eager(device: torch.device, length: int) -> dict[str, float
             loss.backward()
             losses.append(float(loss.detach()))
             gradients.append(torch.cat([p.grad.flatten().clone() for p in net.parameters()]))
-            net.compile(fullgraph=True)
+            if len(losses) == 1:
+                net.compile(fullgraph=True)
         found[f"{mode}, loss"] = abs(losses[0] - losses[1])
         off = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
         found[f"{mode}, gradient"] = float(off)
     return found
 
 
-def resumed_against_straight(device: torch.device, s: Settings) -> float:
+def resumed_against_straight(device: torch.device) -> float:
     """Return the largest difference of losses between four steps and two, a save, and two more."""
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 128, "vocab_size": 257, "block_size": 64}
     config = GPTConfig(pos_mode="rove", **sizes)  # type: ignore[arg-type]
@@ -139,9 +161,9 @@ def peak_after_resume(device: torch.device, s: Settings) -> float | None:
             for _ in range(2):
                 torch.cuda.reset_peak_memory_stats()
                 with dev.autocast(device, dtype):
-                    model(x, x)[1].backward()
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+                    loss = model(x, x)[1]
+                scaler.scale(loss).backward()
+                update(optimizer, scaler, 6e-4, 1.0)
             peaks.append(torch.cuda.max_memory_allocated())
             save(folder, model, optimizer, scaler)
             del model, optimizer
@@ -153,14 +175,17 @@ def main(argv: list[str]) -> None:
     """Run the checks; exit with 1 if one misses its bound."""
     s = load(Settings, argv, prog="bench/device_checks.py", description=__doc__)
     with user_errors():
-        check_settings(s)
+        timing.check_settings(s)
+        if s.n_embd % 64:
+            raise ValueError(f"--n_embd {s.n_embd}: must be a multiple of 64, a head's width")
     device = dev.resolve_device("auto")
     torch.manual_seed(0)
     errors = against_float64(device, s.length)
     compiled = compiled_against_eager(device, s.length)
-    resumed, peak = resumed_against_straight(device, s), peak_after_resume(device, s)
+    resumed, peak = resumed_against_straight(device), peak_after_resume(device, s)
     checks = [(name, error, FP32_BOUND if "float32" in name else BF16_BOUND)
               for name, error in errors.items()]  # fmt: skip
+    checks += [(what, error, 1e-5) for what, error in update_against_float64(device).items()]
     checks += [(f"compiled, {what}", error, 3e-2) for what, error in compiled.items()]
     checks += [("losses after a resume", resumed, 1e-3)]
     checks += [] if peak is None else [("peak memory after resume", peak, PEAK_BOUND)]
@@ -168,7 +193,7 @@ def main(argv: list[str]) -> None:
         print(f"  {'ok    ' if value <= bound else 'MISSED'} {name:44s} {value:.2e} <= {bound:g}")
     if s.out is not None:
         rows = [{"check": n, "value": v, "bound": b} for n, v, b in checks]
-        write_json(Path(s.out), {"checks": rows, "device": dev.environment(device, True)})
+        write_json(Path(s.out), {"checks": rows, **timing.described(s, device, True)})
     if any(value > bound for _, value, bound in checks):
         raise SystemExit(1)
 

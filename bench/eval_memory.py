@@ -25,7 +25,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from timing import check_settings, peer_gpt, peer_module  # noqa: E402
+import timing  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
@@ -79,7 +79,7 @@ def write_run(folder: Path, s: Settings) -> None:
 def run_peer(peer: str, n_layer: int, n_head: int, n_embd: int, length: int) -> None:
     """Evaluate one window with nanoGPT's model on the CPU."""
     sizes = {"n_layer": n_layer, "n_head": n_head, "n_embd": n_embd, "block_size": length}
-    model = peer_gpt(peer, **sizes).eval()
+    model = timing.peer_gpt(peer, **sizes).eval()
     idx = torch.randint(50257, (1, length + 1))
     with torch.no_grad():
         model(idx[:, :-1], idx[:, 1:].contiguous())
@@ -110,7 +110,7 @@ def measure_sides(s: Settings, folder: Path) -> dict[str, dict[str, Any]]:
     command += ["--max_tokens", str(s.length), "--out", str(folder / "result.json")]
     sides = {"eval.py": command}
     if s.peer is not None:
-        peer_module(s.peer, "model.py")
+        timing.peer_module(s.peer, "model.py")
         sizes = [str(n) for n in (s.n_layer, s.n_head, s.n_embd, s.length)]
         sides["nanoGPT"] = [sys.executable, __file__, "run-peer", s.peer, *sizes]
     found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
@@ -134,8 +134,8 @@ def main(argv: list[str]) -> None:
     """Print the peak in MiB and the time of each side."""
     s = load(Settings, argv, prog="bench/eval_memory.py", description=__doc__)
     with user_errors(), tempfile.TemporaryDirectory() as name:
-        check_settings(s)
-        dev.resolve_device(s.device)
+        timing.check_settings(s)
+        device = dev.resolve_device(s.device)
         sides = measure_sides(s, Path(name))
     ours, peer = sides["eval.py"], sides.get("nanoGPT")
     for side, own in sides.items():
@@ -146,7 +146,7 @@ def main(argv: list[str]) -> None:
         memory, speed = (peer[key] / ours[key] for key in ("peak_mib", "seconds"))
         print(f"nanoGPT takes {memory:.2f} times the memory and {speed:.2f} times the time")
     if s.out is not None:
-        write_json(Path(s.out), {**ours, "nanoGPT": peer, "settings": vars(s)})
+        write_json(Path(s.out), {**ours, "nanoGPT": peer, **timing.described(s, device)})
         print(f"wrote {s.out}")
 
 

@@ -19,13 +19,14 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from timing import alternate, check_settings, peer_gpt, peer_module, show, summary  # noqa: E402
+import timing  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import device as dev  # noqa: E402
 from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
 
+BLOCK_SIZE = 1024
 PLAIN, CAST = "nanoGPT, fp32", "nanoGPT, cast"
 
 
@@ -57,9 +58,9 @@ def make_generate(s: Settings, side: str) -> Callable[[], object]:
     device = dev.resolve_device("auto")
     dtype = dev.resolve_dtype(s.dtype, device, s.n_embd)
     prompt = torch.randint(50257, (1, s.prompt_tokens), device=device)
-    sizes = {"n_layer": s.n_layer, "n_head": s.n_head, "n_embd": s.n_embd, "block_size": 1024}
+    sizes = {"n_layer": s.n_layer, "n_head": s.n_head, "n_embd": s.n_embd, "block_size": BLOCK_SIZE}
     if side in (PLAIN, CAST):
-        peer = peer_gpt(str(s.peer), **sizes).to(device).eval()
+        peer = timing.peer_gpt(str(s.peer), **sizes).to(device).eval()
 
         def generate_theirs() -> None:
             with dev.autocast(device, dtype) if side == CAST else nullcontext():
@@ -79,25 +80,28 @@ def main(argv: list[str]) -> None:
     """Print the time of a generated token on each side."""
     s = load(Settings, argv, prog="bench/generate.py", description=__doc__)
     with user_errors():
-        check_settings(s)
+        timing.check_settings(s)
+        if s.prompt_tokens + s.new_tokens > BLOCK_SIZE:
+            raise ValueError(f"--prompt_tokens and --new_tokens: more than {BLOCK_SIZE} in all")
         device = dev.resolve_device("auto")
         dtype = dev.resolve_dtype(s.dtype, device, s.n_embd)
         names = ["rope", "rove", *([PLAIN, CAST] if s.peer is not None else [])]
         if s.peer is not None:
-            peer_module(s.peer, "model.py")
+            timing.peer_module(s.peer, "model.py")
         sides: dict[str, Any] = {name: partial(make_generate, s, name) for name in names}
-        times = alternate(sides, s.repeats, device=device.type)
+        times = timing.alternate(sides, s.repeats, device=device.type)
     base = PLAIN if s.peer is not None else "rope"
-    result = summary(times, base, device=dev.environment(device, False), dtype=str(dtype))
+    result = timing.summary(times, base, dtype=str(dtype), **timing.described(s, device))
     print(f"{s.new_tokens} tokens behind {s.prompt_tokens}, {dtype}")
-    show(result, base)
+    timing.show(result, base)
     if s.peer is not None:
-        show(summary({name: own for name, own in times.items() if name != PLAIN}, CAST), CAST)
+        others = {name: own for name, own in times.items() if name != PLAIN}
+        timing.show(timing.summary(others, CAST), CAST)
     for name in times:
         result[name]["token_s"] = result[name]["median_s"] / s.new_tokens
         print(f"  {name:28s} {result[name]['token_s'] * 1e3:10.1f} ms a token")
     if s.out is not None:
-        write_json(Path(s.out), result | {"settings": vars(s)})
+        write_json(Path(s.out), result)
         print(f"wrote {s.out}")
 
 

@@ -21,7 +21,9 @@ done
 [ -n "$out" ] || stop "no OUT given"
 mkdir -p "$out" 2>/dev/null && [ -w "$out" ] || stop "$out: cannot be written"
 out=$(realpath "$out")
-rm -f "$out"/*.json "$out"/*.log
+for kind in json log; do  # of an earlier call, and nothing else
+    rm -f "$out"/{checks,generate,eval_16k}.$kind "$out"/step_{124m,354m}_[0-9]*.$kind
+done
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 [ -x "$python" ] || python=python3

@@ -26,7 +26,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-from timing import alternate, check_settings, show, summary  # noqa: E402
+import timing  # noqa: E402
+import torch  # noqa: E402
 
 from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
@@ -60,6 +61,18 @@ def make_parquet(path: Path, text_mb: int) -> None:
         texts.append("".join(draw.choices(lines, k=draw.randint(20, 250))))
         n_bytes += len(texts[-1])
     parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=1000)
+
+
+def check_parquet(file: str) -> None:
+    """Raise ValueError for a file that is no parquet with a column `text`."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        names = parquet.read_schema(file).names
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"--files {file}: no parquet file: {str(error):.100}") from error
+    if "text" not in names:
+        raise ValueError(f"--files {file}: has no column text, only {', '.join(names)}")
 
 
 def make_tiktoken(files: list[str]) -> Callable[[], object]:
@@ -120,7 +133,7 @@ def main(argv: list[str]) -> None:
     """Print the time of each side."""
     s = load(Settings, argv, prog="bench/prepare.py", description=__doc__)
     with user_errors(), tempfile.TemporaryDirectory() as name:
-        check_settings(s)
+        timing.check_settings(s)
         if s.peer is not None and not (Path(s.peer) / "fineweb.py").is_file():
             raise ValueError(
                 f"--peer {s.peer}: has no fineweb.py; give a checkout of build-nanogpt"
@@ -131,22 +144,24 @@ def main(argv: list[str]) -> None:
         files = sorted(glob.glob(pattern))
         if not files:
             raise ValueError(f"--files {pattern}: no such files")
+        for file in files:
+            check_parquet(file)
         n_file_bytes = sum(Path(file).stat().st_size for file in files)
         sides: dict[str, Any] = {"tiktoken, one thread": partial(make_tiktoken, files)}
         sides["prepare_fineweb.py"] = partial(make_ours, pattern, s.num_workers)
         if s.peer is not None:
             sides["build-nanogpt"] = partial(make_peers, files, s.num_workers, s.peer)
-        times = alternate(sides, s.repeats)
+        times = timing.alternate(sides, s.repeats)
     base = list(sides)[-1]
-    result = summary(times, base, file_bytes=n_file_bytes)
+    result = timing.summary(times, base, file_bytes=n_file_bytes)
     print(f"{len(files)} parquet files, {n_file_bytes / 1e6:.0f} MB")
-    show(result, base)
+    timing.show(result, base)
     alone_s = result["tiktoken, one thread"]["median_s"] / s.num_workers
     for side in list(sides)[1:]:
         result[side]["share_of_tiktoken"] = alone_s / result[side]["median_s"]
         print(f"  {side:28s} {result[side]['share_of_tiktoken']:.0%} of {s.num_workers} x tiktoken")
     if s.out is not None:
-        write_json(Path(s.out), result | {"settings": vars(s)})
+        write_json(Path(s.out), result | timing.described(s, torch.device("cpu")))
         print(f"wrote {s.out}")
 
 

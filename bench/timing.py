@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import multiprocessing
 import os
+import platform
 import statistics
 import sys
 import time
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from rove import device as dev
+from rove.tracking import git_commit
 
 Times = dict[str, list[float]]
 
@@ -58,8 +62,8 @@ def _serve(make: Make, pipe: Any, device: str) -> None:
         while pipe.recv():
             start = time.perf_counter()
             side()
-            if device == "cuda":
-                torch.cuda.synchronize()
+            if device != "cpu":
+                torch.accelerator.synchronize()
             pipe.send(time.perf_counter() - start)
 
 
@@ -100,6 +104,22 @@ def show(result: dict[str, Any], base: str) -> None:
             print(f"  {name:28s} {row['median_s'] * 1e3:10.1f} ms  {ratio}")
 
 
+def described(settings: Any, device: torch.device, compiles: bool = False) -> dict[str, Any]:
+    """Return what a JSON of figures says of itself: settings, machine, versions, commits."""
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text(encoding="utf-8").splitlines() if cpu.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    peer = getattr(settings, "peer", None)
+    return {
+        "settings": vars(settings),
+        "device": dev.environment(device, compiles),
+        "cpu": models[0] if models else platform.processor(),
+        "python": platform.python_version(),
+        "commit": git_commit(),
+        "peer_commit": git_commit(Path(peer)) if peer is not None else None,
+    }
+
+
 def make_products(dtype: torch.dtype, device: str, size: int = 2048) -> Callable[[], object]:
     """Return a call that multiplies two square matrices, 2 size^3 FLOPs: the device's ceiling."""
     a = torch.randn(size, size, device=device).to(dtype)
@@ -125,6 +145,8 @@ def peer_module(folder: str, file: str) -> Any:
         raise ValueError(f"--peer {folder}: {file} cannot be imported: {error!r:.120}") from error
     finally:
         sys.dont_write_bytecode = writes
+    if not (hasattr(module, "GPT") and hasattr(module, "GPTConfig")):
+        raise ValueError(f"--peer {folder}: {file} has no GPT; give a checkout of nanoGPT")
     return module
 
 

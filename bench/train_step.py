@@ -25,7 +25,7 @@ from torch import nn
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
 
-from timing import alternate, check_settings, make_products, peer_gpt, peer_module, show, summary  # noqa: E402
+import timing  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import device as dev  # noqa: E402
@@ -82,7 +82,7 @@ def make_step(s: Settings, side: str) -> Callable[[], None]:
         if s.compile:
             model.compile()
     else:
-        model = peer_gpt(str(s.peer), block_size=s.block_size, **sizes).to(device)
+        model = timing.peer_gpt(str(s.peer), block_size=s.block_size, **sizes).to(device)
         optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), device.type)
         model = torch.compile(model) if casts else model
 
@@ -109,30 +109,31 @@ def main(argv: list[str]) -> None:
     """Print medians and ratios of all sides."""
     s = load(Settings, argv, prog="bench/train_step.py", description=__doc__)
     with user_errors():
-        check_settings(s)
+        timing.check_settings(s)
         device = dev.resolve_device("auto")
         dtype = dev.resolve_dtype(s.dtype, device, s.n_embd)
         names = ["rope", "rove"]
         if s.peer is not None:
-            peer_module(s.peer, "model.py")
+            timing.peer_module(s.peer, "model.py")
             names += [PLAIN, FAST] if device.type == "cpu" else [FAST]
         sides: dict[str, Any] = {name: partial(make_step, s, name) for name in names}
-        products = partial(make_products, dtype, device.type)
-        times = alternate(sides | {"products": products}, s.repeats, 2, device.type)
+        products = partial(timing.make_products, dtype, device.type)
+        times = timing.alternate(sides | {"products": products}, s.repeats, 2, device.type)
     config = GPTConfig(n_layer=s.n_layer, n_head=s.n_head, n_embd=s.n_embd)
     n_params = sum(p.numel() for p in GPT(config).parameters())
     tokens = s.grad_accum_steps * s.batch_size * s.block_size
     flops = tokens * (6 * n_params + 12 * s.n_layer * s.n_embd * s.block_size)
     rate = 2 * 2048**3 / statistics.median(times.pop("products"))
     base = PLAIN if PLAIN in times else "rope"
-    result = summary(times, base, flops_per_step=flops, matmul_flops_per_s=rate,
-                     device=dev.environment(device, s.compile), dtype=str(dtype))  # fmt: skip
+    result = timing.summary(times, base, flops_per_step=flops, matmul_flops_per_s=rate,
+                     dtype=str(dtype), **timing.described(s, device, s.compile))  # fmt: skip
     how = f"{dtype}, {'compiled' if s.compile else 'eager'}"
     print(f"{n_params:,} parameters, {tokens:,} tokens a step, {how}")
     print(f"products at {rate / 1e9:.0f} GFLOP/s")
-    show(result, base)
+    timing.show(result, base)
     if PLAIN in times:
-        show(summary({name: own for name, own in times.items() if name != PLAIN}, FAST), FAST)
+        others = {name: own for name, own in times.items() if name != PLAIN}
+        timing.show(timing.summary(others, FAST), FAST)
     for name in times:
         result[name]["share_of_matmul_rate"] = flops / result[name]["median_s"] / rate
         print(f"  {name:28s} {result[name]['share_of_matmul_rate']:.0%} of the products' rate")
@@ -147,7 +148,7 @@ def main(argv: list[str]) -> None:
         trace.export_chrome_trace(s.profile)
         print(f"wrote {s.profile}")
     if s.out is not None:
-        write_json(Path(s.out), result | {"settings": vars(s)})
+        write_json(Path(s.out), result)
         print(f"wrote {s.out}")
 
 

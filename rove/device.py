@@ -30,9 +30,12 @@ def resolve_device(name: DeviceName, local_rank: int = 0) -> torch.device:
         "cpu": True,
     }
     if name == "auto":
-        name = "cuda" if has["cuda"] else "mps" if has["mps"] and local_rank == 0 else "cpu"
+        takes_mps = has["mps"] and torch_version() >= (2, 13) and local_rank == 0
+        name = "cuda" if has["cuda"] else "mps" if takes_mps else "cpu"
     if not has[name]:
         raise ValueError(f"device={name}: not available here; try {[k for k in has if has[k]]}")
+    if name == "mps" and torch_version() < (2, 13):
+        raise ValueError("device=mps: needs torch 2.13; older ones do not clip in fused AdamW")
     if name != "cuda":
         return torch.device(name)
     if local_rank >= torch.cuda.device_count():
@@ -42,6 +45,12 @@ def resolve_device(name: DeviceName, local_rank: int = 0) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def torch_version() -> tuple[int, int]:
+    """Return torch's major and minor version."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def keep_freed_memory(device: torch.device) -> None:

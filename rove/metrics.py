@@ -18,6 +18,7 @@ from rove.tracking import git_commit, start_run
 
 METRICS = "metrics.jsonl"
 INIT_S, FINISH_S = 60.0, 60.0  # longest waits for wandb
+LEAST_SCALE = 2.0**-20  # of fp16's losses, from 2^16 on: below it, gradients never fit
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -144,18 +145,20 @@ def open_metrics(run: Path, last_step: int, config: Any, log: Any, wandb_id: str
     return Metrics(run, Wandb(log, run, wandb_id, to_dict(config)))
 
 
-def fetch_losses(pending: list[dict[str, Any]], is_fp16: bool) -> None:
+def fetch_losses(pending: list[dict[str, Any]], scaler: torch.amp.GradScaler) -> None:
     """Fetch the losses (mean over ranks) and norms of the steps since the last read, in place.
 
     Ends the run, on all ranks alike, at a loss or gradient that is not finite; the optimizer has
-    already passed over that update. In fp16 a gradient may overflow: the scaler then scales less.
+    already passed over that update. In fp16 a gradient may overflow: the scaler then scales less,
+    down to LEAST_SCALE.
     """
     own = torch.stack([row["train/loss"] for row in pending]).cpu()
     losses = torch.stack(dist.gather(own))  # (ranks, steps)
     norms = torch.stack([row["grad_norm"] for row in pending]).cpu()
+    overflows = scaler.is_enabled() and scaler.get_scale() > LEAST_SCALE
     for row, loss, norm in zip(pending, losses.T, norms, strict=True):
         ranks = [rank for rank, own in enumerate(loss) if not own.isfinite()]
-        if ranks or not (norm.isfinite() or is_fp16):
+        if ranks or not (norm.isfinite() or overflows):
             what = f"loss not finite on rank {ranks}" if ranks else "gradient not finite"
             raise SystemExit(f"error: step {row['step']}: {what}; nothing of it is saved")
         row["train/loss"] = float(loss.double().mean())

@@ -40,8 +40,8 @@ def update(
     """Make one AdamW step with the gradients clipped to a norm of grad_clip (0: not clipped).
 
     Returns the norm before clipping, () float32. Weights and moments stay as they are where it is
-    not finite. Clipping and skipping are done by the fused step itself, on the device: neither
-    another pass over the gradients nor a wait for the norm.
+    not finite (in fp16: where a gradient is not). Clipping and skipping are done by the fused step
+    itself, on the device: no other pass that writes the gradients, no wait for the norm.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -49,9 +49,10 @@ def update(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
     own: Any = optimizer  # what the fused step reads, as GradScaler hands it over
-    own.grad_scale = (norm / (grad_clip or math.inf)).clamp(min=1)  # it divides by this
+    own.grad_scale = (norm / grad_clip).clamp(min=1) if grad_clip else None  # it divides by this
     own.found_inf = 1 - norm.isfinite().float()  # in fp16 the scaler puts its own here
     scaler.step(optimizer)
+    own.grad_scale = own.found_inf = None
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return norm

@@ -82,6 +82,9 @@ def test_a_peer_that_cannot_be_imported_is_one_line_and_stays_as_it_was(tmp_path
         run_script("bench/train_step.py", *TINY, "--peer", tmp_path)
     )
     (tmp_path / "model.py").write_text("import torch")
+    line = refused(run_script("bench/train_step.py", *TINY, "--peer", tmp_path))
+    assert "model.py has no GPT" in line
+    (tmp_path / "model.py").write_text("import torch\nGPT = GPTConfig = dict")
     timing.peer_module(str(tmp_path), "model.py")
     assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
 
@@ -110,6 +113,7 @@ def test_gpu_script_refuses_what_it_does_not_understand(tmp_path, arguments, wor
 def test_gpu_script_names_what_failed_and_shows_nothing_old(tmp_path):
     """Every step fails here, as the stand-in for Python only fails."""
     (tmp_path / "o").mkdir()
+    (tmp_path / "o/notes.json").write_text("of the user's own")
     (tmp_path / "o/generate.json").write_text(json.dumps({"rove": {"median_s": 1, "faster": 1}}))
     fake = tmp_path / "python"
     fake.write_text(f'#!/bin/sh\ncase $1 in *table.py) exec {sys.executable} "$@";; esac\nexit 3\n')
@@ -120,3 +124,16 @@ def test_gpu_script_names_what_failed_and_shows_nothing_old(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1 and done.stdout.count("FAILED: ") == 6, done.stdout
     assert "| generate | | | | no result, see generate.log |" in done.stdout
+    assert (tmp_path / "o/notes.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ("generate", ["--prompt_tokens", "2000"], "more than 1024 in all"),
+        ("device_checks", ["--n_embd", "32"], "--n_embd 32: must be a multiple of 64"),
+        ("prepare", ["--files", __file__], "no parquet file"),
+    ],
+)
+def test_settings_that_cannot_be_measured_are_one_line(script, flags, words):
+    assert words in refused(run_script(f"bench/{script}.py", *flags))

@@ -1,5 +1,6 @@
 """An update of the weights, against AdamW and clipping written out in float64."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -59,6 +60,26 @@ def test_updates_are_those_written_out(dtype, clip):
         assert all(p.grad is None for p in net.parameters())
         for name, p in net.named_parameters():
             torch.testing.assert_close(p.double(), weights[name], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_weights_without_a_gradient_stay_and_nothing_is_left_for_the_next_step(dtype):
+    net = small_net()
+    optimizer, scaler = make_optimizer(net, SETTINGS), dev.make_scaler(CPU, dtype)
+    before = net[2].weight.detach().clone()
+    for size in (math.nan, 1e4):  # one skipped, one clipped
+        scaler.scale(torch.ones(()))
+        net[0].weight.grad = torch.full_like(net[0].weight, size)
+        update(optimizer, scaler, 1e-2, 1.0)
+    assert torch.equal(net[2].weight, before) and not optimizer.state[net[2].weight]
+    other = make_optimizer(small_net(), SETTINGS)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    weights = [group["params"][0] for group in (*optimizer.param_groups, *other.param_groups)]
+    weights[2].data.copy_(weights[0].data)
+    for plain in (optimizer, other):
+        plain.param_groups[0]["params"][0].grad = torch.ones_like(weights[0])
+        plain.step()
+    assert torch.equal(weights[0], weights[2])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -339,6 +339,30 @@ def test_fp16_scales_its_loss_and_survives_an_overflow(data, tmp_path, monkeypat
     assert load_checkpoint(tmp_path / "run")["scaler"]["scale"] == scales[-1] > 1
 
 
+def test_fp16_ends_where_its_gradients_never_fit(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(dev, "resolve_dtype", lambda *_: torch.float16)
+    start = {"init_scale": 2.0**-18, "enabled": True}  # as after many updates that did not fit
+    monkeypatch.setattr(dev, "make_scaler", lambda *_: torch.amp.GradScaler("cpu", **start))
+    backward = torch.Tensor.backward
+
+    def broken(loss):
+        backward(loss * math.inf)
+
+    monkeypatch.setattr(torch.Tensor, "backward", broken)
+    with pytest.raises(SystemExit, match="step 2: gradient not finite"):
+        run(data, tmp_path / "run", train__log_interval=1)
+
+
+def test_mps_is_taken_where_its_fused_adamw_clips(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    for version, name in (("2.12.1", "cpu"), ("2.13.0+cpu", "mps"), ("3.0.0a0", "mps")):
+        monkeypatch.setattr(torch, "__version__", version)
+        assert dev.resolve_device("auto").type == name
+    monkeypatch.setattr(torch, "__version__", "2.9.0")
+    with pytest.raises(ValueError, match=r"mps: needs torch 2\.13"):
+        dev.resolve_device("mps")
+
+
 def test_non_finite_gradient_alone_stops_the_run(data, tmp_path, monkeypatch):
     backward = torch.Tensor.backward
     count = {"n": 0}
@@ -355,7 +379,7 @@ def test_non_finite_gradient_alone_stops_the_run(data, tmp_path, monkeypatch):
         train, "make_optimizer", lambda m, o: captured.append(m) or make_optimizer(m, o)
     )
     monkeypatch.setattr(torch.Tensor, "backward", poisoned)
-    with pytest.raises(SystemExit, match="step 3: gradient not finite"):
+    with pytest.raises(SystemExit, match="step 2: gradient not finite"):
         run(data, tmp_path / "run")
     assert all(p.isfinite().all() for p in captured[0].parameters())
 

@@ -15,10 +15,12 @@ def test_memory_and_checkpoint_benchmarks_write_what_they_measured(tmp_path):
     assert result.returncode == 0, result.stderr
     content = json.loads(out.read_text())
     assert 100 < content["peak_mib"] < 2000 and content["nanoGPT"] is None
-    result = run_script("bench/checkpoint.py", *TINY, "--block_size", "32", "--out", out)
+    flags = ["--block_size", "32", "--compile", "false", "--out", out]
+    result = run_script("bench/checkpoint.py", *TINY, *flags)
     assert result.returncode == 0, result.stderr
     content = json.loads(out.read_text())
-    assert content["size_bytes"] > 1e6 and 0 < content["share_at_checkpoint_interval"] < 1
+    assert content["size_bytes"] > 1e6 and 0 < content["share"] < 1
+    assert {"settings", "device", "cpu", "python", "commit", "peer_commit"} <= set(content)
 
 
 def test_device_checks_hold_here_at_their_own_size(tmp_path):
@@ -26,7 +28,7 @@ def test_device_checks_hold_here_at_their_own_size(tmp_path):
     result = run_script("bench/device_checks.py", "--n_layer", "1", "--out", out)
     assert result.returncode == 0, result.stdout + result.stderr
     checks = {row["check"]: row for row in json.loads(out.read_text())["checks"]}
-    assert len(checks) >= 18 and checks["losses after a resume"]["value"] == 0
+    assert len(checks) >= 32 and checks["losses after a resume"]["value"] == 0
     assert all(row["value"] <= row["bound"] for row in checks.values())
 
 
