@@ -12,7 +12,7 @@ demo: .venv/run
 	scripts/demo.sh
 
 test: .venv/dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: .venv/dev
 	$(BIN)/ruff format --check .
@@ -23,7 +23,7 @@ faults: .venv/dev
 	$(BIN)/pytest tests/faults -m "faults or not faults" -rs
 
 oldest: .venv-oldest/dev
-	.venv-oldest/bin/pytest
+	.venv-oldest/bin/pytest -n 2 --dist loadfile
 
 study-hour: .venv/run
 	$(BIN)/python studies/run.py --experiments E1,E2 --seeds 6

@@ -9,11 +9,11 @@ With --wandb offline or online all of it also goes to wandb, to the runs that tr
 
 import sys
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from rove.config import load, user_errors
 from rove.report.build import build, summary, write
+from rove.report.plots import why_no_plots
 from rove.report.publish import publish
 from rove.report.read import read_runs
 from rove.runs import split_names
@@ -43,8 +43,8 @@ def main(argv: list[str]) -> None:
             raise ValueError(f"--out {out}: is a file; name a folder")
         runs, results = read_runs(names)
         sections = build(runs, results)
-        if find_spec("matplotlib") is None:
-            print("notice: no plots, as matplotlib is not here: pip install -r requirements.txt")
+        if why := why_no_plots():
+            print(f"notice: no plots: {why}")
             sections = [replace(section, plots={}) for section in sections]
         path = write(sections, out)
     print(summary(sections))

@@ -203,6 +203,7 @@ def main(argv: list[str]) -> None:
         model = GPT(config.model).to(device)
         if t.init_from is not None and not (run / "checkpoints").exists():
             runs.start_from(t.init_from, model, data.tokenizer)
+            say(f"weights: those of {t.init_from}")
         n_params = sum(p.numel() for p in model.parameters())
         flops_per_token = 6 * n_params + 12 * config.model.n_layer * config.model.n_embd * T
         run_flops = flops_per_token * t.tokens_per_step * t.max_steps
@@ -214,14 +215,17 @@ def main(argv: list[str]) -> None:
     say(overview.at_start(config, n_params, environment, data, world.size, batch, run_flops))
     if notice:
         say(f"notice: {notice.strip()}")
+    fixed = ("model.", "seed", "train.tokens_per_step")
     if config.dry_run:
+        with user_errors():
+            runs.check_run(run, config, t.resume == "auto", fixed, say)
+        say("dry run: nothing is written")
         return
 
     # The run folder: a new run, or the one that is there and what it had reached
     with user_errors():
         dist.connect(world, device, t.dist_timeout_s)
         lock = dist.on_main(world, lambda: runs.lock_run(run))  # held until the process ends
-        fixed = ("model.", "seed", "train.tokens_per_step")
         resume = t.resume == "auto" or dist.has_started()
         found = dist.on_main(world, lambda: runs.find_run(run, config, resume, fixed, say))
         resume_from = dist.gather(found)[0]

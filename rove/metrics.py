@@ -93,7 +93,10 @@ class Wandb:
 
     def _give_up(self, error: BaseException) -> None:
         if self.run is not None:
-            warnings.warn(f"wandb is off from here on: {error!r}; metrics go on", stacklevel=3)
+            missing = isinstance(error, ModuleNotFoundError)
+            way_out = " (pip install -r requirements.txt)" if missing else ""
+            what = f"wandb is off from here on: {error!r}{way_out}; metrics go on"
+            warnings.warn(what, stacklevel=3)
         self.run = None
 
 

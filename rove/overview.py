@@ -1,5 +1,6 @@
 """What a run says of itself: at its start what it is and will cost, at its end where things are."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def at_end(run: Path, best_val_loss: float) -> str:
     lines = [
         f"done: {run}, best val loss {best_val_loss:.4f} nats/token",
         f"there: {run}/metrics.jsonl, {run}/checkpoints (latest.json, best.json)",
-        f"next: python sample.py --checkpoint {run}",
-        f"      python eval.py perplexity --checkpoint {run}",
+        f"next: python sample.py --checkpoint {shlex.quote(str(run))}",
+        f"      python eval.py perplexity --checkpoint {shlex.quote(str(run))}",
     ]
     return "\n".join(lines)

@@ -51,13 +51,25 @@ def find_run(
 ) -> Path | None:
     """Return the checkpoint to go on from, or None for a run that starts (or never saved).
 
-    The folder is tidied, unless it is refused.
-    Raises ValueError when the folder holds a run and `resume` is false, or when a setting whose
-    dotted key begins with one of `fixed` differs from the run's; other differences are told.
+    The folder is tidied, unless check_run refuses it.
     """
+    holds_run = check_run(run, config, resume, fixed, say)
+    tidy_run(run)
+    return latest_path(run) if holds_run else None
+
+
+def check_run(
+    run: Path, config: Any, resume: bool, fixed: tuple[str, ...], say: Callable[[str], None]
+) -> bool:
+    """Return whether the folder holds a run; nothing is written.
+
+    Raises ValueError when it does and `resume` is false, or when a setting whose dotted key begins
+    with one of `fixed` differs from the run's; other differences are told.
+    """
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"out_dir={run}: is a file; name a folder")
     if not any((run / name).exists() for name in ("config.yaml", "metrics.jsonl", "checkpoints")):
-        tidy_run(run)
-        return None
+        return False
     if not resume:
         ways = "--train.resume auto continues it, another --out_dir starts a new one"
         raise ValueError(f"{run} holds a run: {ways}")
@@ -68,8 +80,7 @@ def find_run(
                 raise ValueError(f"{key}={value}: the run in {run} has {saved[key]}; keep that")
             if value != saved[key] and key not in ("train.resume", "out_dir"):
                 say(f"resume: {key} was {saved[key]}, is now {value}")
-    tidy_run(run)
-    return latest_path(run)
+    return True
 
 
 def start_from(path: str, model: Any, tokenizer: dict[str, Any]) -> None:

@@ -87,8 +87,16 @@ def key_of(entry: dict[str, Any]) -> tuple[str, int, str]:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of OUT/EXPERIMENT.json; none where there is no such file."""
+    """Return the entries of OUT/EXPERIMENT.json; none where there is no such file.
+
+    ValueError for a file that holds something else.
+    """
     if not path.exists():
         return []
-    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["entries"]
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["entries"]
+        for entry in found:
+            key_of(entry)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: no results of studies/run.py ({error!r:.80})") from error
     return found

@@ -15,6 +15,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from rove.config import load, user_errors  # noqa: E402
 from rove.files import write_atomic  # noqa: E402
+from rove.report.plots import why_no_plots  # noqa: E402
 from rove.report.tables import table  # noqa: E402
 from studies import figures  # noqa: E402
 from studies.analysis import Effect, effect, holm  # noqa: E402
@@ -199,6 +200,9 @@ def main(argv: list[str]) -> None:
         text = tables(results)
         write_atomic(folder / "tables.md", partial(_write, text.encode()))
         print(text)
+        if why := why_no_plots():
+            print(f"notice: no figures: {why}")
+            return
         for name, png in figures.draw_all(results).items():
             write_atomic(folder / name, partial(_write, png))
             print(f"wrote {folder / name}")

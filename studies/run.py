@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +50,16 @@ class FailedError(Exception):
 
 
 RUNNING: set[subprocess.Popen[bytes]] = set()
+STOPPING = threading.Event()  # no further script begins
 
 
 def script(log: Path, name: str, *arguments: object) -> None:
-    """Run a script of the project in one thread; its output goes to the end of a log."""
+    """Run a script of the project in one thread; its output goes to the end of a log.
+
+    FailedError if it fails, or is not to begin any more.
+    """
+    if STOPPING.is_set():
+        raise FailedError(f"{name} was not begun")
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(ROOT / name), *map(str, arguments)]
     with log.open("a", encoding="utf-8") as file:
@@ -61,6 +68,8 @@ def script(log: Path, name: str, *arguments: object) -> None:
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         child = subprocess.Popen(command, stdout=file, stderr=file, cwd=ROOT, env=env)
         RUNNING.add(child)
+        if STOPPING.is_set():
+            child.terminate()
         code = child.wait()
         RUNNING.discard(child)
     if code:
@@ -134,11 +143,12 @@ def run_all(experiments: list[Experiment], n_seeds: int | None, workers: int, ou
              for entry in read_entries(out / f"{e.name}.json")}  # fmt: skip
     trials = [trial for e in experiments for trial in e.trials(n_seeds)
               if (e.name, trial.variant, trial.seed, trial.arm) not in known]  # fmt: skip
-    for data in tqdm(dict.fromkeys(trial.data for trial in trials), desc="texts", disable=None):
-        prepare(data, out)
     failed = 0
     with ThreadPoolExecutor(workers) as pool:
         try:
+            texts = dict.fromkeys(trial.data for trial in trials)
+            for data in tqdm(texts, desc="texts", disable=None):
+                prepare(data, out)
             for n, (trial, work) in enumerate(
                 [(t, pool.submit(run_trial, t, out)) for t in trials]
             ):
@@ -150,6 +160,7 @@ def run_all(experiments: list[Experiment], n_seeds: int | None, workers: int, ou
                     print(f"failed: {trial.name}: {error}", file=sys.stderr, flush=True)
                 collect(trial.experiment, out)
         except BaseException:  # Ctrl-C or SIGTERM: a training saves and ends
+            STOPPING.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for child in list(RUNNING):
                 child.terminate()
@@ -173,8 +184,11 @@ def main(argv: list[str]) -> None:
                 raise ValueError(f"{key}={value}: must be at least 1")
         chosen = [EXPERIMENTS[name] for name in names]
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        STOPPING.clear()
         try:
             failed = run_all(chosen, s.seeds, s.workers, Path(s.out))
+        except FailedError as error:
+            raise SystemExit(f"error: {error}") from None
         except KeyboardInterrupt:
             print("stopped; the same command goes on", file=sys.stderr)
             raise SystemExit(130) from None

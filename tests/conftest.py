@@ -8,6 +8,8 @@ import torch
 
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs have it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,13 @@
 """The benchmarks run at sizes that say nothing, and their arithmetic is right."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 
 import pytest
-from helpers import ROOT, refused, run_script
+from helpers import ROOT, run_script
 
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -40,10 +41,8 @@ def make_nothing():
     raise RuntimeError("cannot be made")
 
 
-def test_a_peer_without_a_model_is_refused(tmp_path):
-    result = run_script("bench/train_step.py", *TINY, "--peer", tmp_path)
-    assert result.returncode == 2 and "has no model.py" in result.stderr
-    assert "Traceback" not in result.stderr
+def test_a_peer_without_a_model_is_refused(tmp_path, capsys):
+    assert "has no model.py" in refused_here("train_step", [*TINY, "--peer", tmp_path], capsys)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +61,15 @@ def test_benchmarks_write_what_they_measured(tmp_path, script, flags, keys):
     assert content["settings"]["n_embd"] == 16 and "torch" in content["device"]
 
 
+def refused_here(script, flags, capsys):
+    """The one line with which a benchmark refuses its flags, without a process of its own."""
+    with pytest.raises(SystemExit) as stopped:
+        importlib.import_module(script).main([str(flag) for flag in flags])
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2 and err.startswith("error: ") and err.count("\n") == 1, err
+    return err
+
+
 @pytest.mark.parametrize("script", ["train_step", "generate", "eval_memory", "checkpoint"])
 @pytest.mark.parametrize(
     ("flags", "words"),
@@ -71,19 +79,16 @@ def test_benchmarks_write_what_they_measured(tmp_path, script, flags, keys):
         (["--out", "/nowhere/x.json"], "--out /nowhere/x.json: cannot be written"),
     ],
 )
-def test_bad_settings_are_one_line_before_anything_is_measured(script, flags, words):
-    line = refused(run_script(f"bench/{script}.py", *TINY, *flags))
-    assert words in line
+def test_bad_settings_are_one_line_before_anything_is_measured(script, flags, words, capsys):
+    assert words in refused_here(script, [*TINY, *flags], capsys)
 
 
-def test_a_peer_that_cannot_be_imported_is_one_line_and_stays_as_it_was(tmp_path):
+def test_a_peer_that_cannot_be_imported_is_one_line_and_stays_as_it_was(tmp_path, capsys):
+    flags = [*TINY, "--peer", tmp_path]
     (tmp_path / "model.py").write_text("this is no Python")
-    assert "cannot be imported" in refused(
-        run_script("bench/train_step.py", *TINY, "--peer", tmp_path)
-    )
+    assert "cannot be imported" in refused_here("train_step", flags, capsys)
     (tmp_path / "model.py").write_text("import torch")
-    line = refused(run_script("bench/train_step.py", *TINY, "--peer", tmp_path))
-    assert "model.py has no GPT" in line
+    assert "model.py has no GPT" in refused_here("train_step", flags, capsys)
     (tmp_path / "model.py").write_text("import torch\nGPT = GPTConfig = dict")
     timing.peer_module(str(tmp_path), "model.py")
     assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
@@ -135,5 +140,5 @@ def test_gpu_script_names_what_failed_and_shows_nothing_old(tmp_path):
         ("prepare", ["--files", __file__], "no parquet file"),
     ],
 )
-def test_settings_that_cannot_be_measured_are_one_line(script, flags, words):
-    assert words in refused(run_script(f"bench/{script}.py", *flags))
+def test_settings_that_cannot_be_measured_are_one_line(script, flags, words, capsys):
+    assert words in refused_here(script, flags, capsys)

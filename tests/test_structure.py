@@ -245,7 +245,7 @@ def test_modes_have_files_of_their_own_and_another_layer_moves_the_first_aside(t
 def test_without_matplotlib_the_result_is_written_and_one_line_says_so(
     trained, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    monkeypatch.setattr(run, "why_no_plots", lambda: "matplotlib is not here: pip install it")
     structure(trained / "rove", "--out", str(tmp_path / "a.json"), "--batch_size", "2")
     shown = capsys.readouterr().out
     assert shown.count("notice: no picture") == 1 and "pip install" in shown

@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -221,17 +223,21 @@ def slice_of_the_study(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setattr(run, "TARGETS", 8192)
     patch.setattr(run, "N_DOCUMENTS", 60)
-    for arm in ("rope", "rove"):
+
+    def run_arm(arm):
         (trial,) = [t for t in EXPERIMENTS["E1"].trials(1) if t.arm == arm and t.variant == "k3-h1"]
         short = trial.flags | {"train.max_steps": 50, "optim.warmup_steps": 5}
         short |= {"train.eval_interval": 50}
         trial = Trial("E1", trial.variant, arm, 1, trial.data, short)
-        run.prepare(trial.data, out)
         run.run_trial(trial, out)
         found[arm] = json.loads((out / "runs" / trial.name / "entry.json").read_text())
         run.run_trial(trial, out)  # done: nothing is run again
         log = (out / "runs" / f"{trial.name}.log").read_text()
         assert log.count("$ train.py") == 1
+
+    run.prepare("window-k3-1", out)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run_arm, ("rope", "rove")))
     assert entries.collect("E1", out) == 2
     patch.undo()
     return out, found
@@ -275,6 +281,34 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path, capsys, monkeypatc
         with pytest.raises(SystemExit):
             run.main(flags)
         assert word in capsys.readouterr().err
+
+
+def test_a_text_that_fails_is_one_line_and_files_that_are_no_results_are_named(tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/stdlib-byte").write_text("a file where a folder is made")
+    with pytest.raises(SystemExit, match=r"error: prepare_fineweb\.py ended with 2, see .*\.log"):
+        run.main(["--experiments", "E2", "--seeds", "1", "--out", str(tmp_path)])
+    for text in ("[]", '{"a":', '{"entries": [1]}'):
+        (tmp_path / "E2.json").write_text(text)
+        with pytest.raises(SystemExit):
+            report.main(["--folder", str(tmp_path)])
+        assert "E2.json: no results of studies/run.py" in capsys.readouterr().err
+
+
+def test_once_stopping_no_script_begins_and_one_that_just_began_ends(tmp_path, monkeypatch):
+    class Late(threading.Event):
+        """Set between the two looks at it."""
+
+        def is_set(self):
+            looked, self.looked = getattr(self, "looked", False), True
+            return looked
+
+    monkeypatch.setattr(run, "STOPPING", Late())
+    with pytest.raises(run.FailedError, match="ended with -15"):
+        run.script(tmp_path / "a.log", "sample.py", "--help")
+    with pytest.raises(run.FailedError, match="was not begun"):
+        run.script(tmp_path / "a.log", "sample.py", "--help")
+    assert (tmp_path / "a.log").read_text().count("$ sample.py") == 1
 
 
 # ---------------------------------------------------------------- what is published

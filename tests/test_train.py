@@ -508,6 +508,21 @@ def test_dry_run_writes_nothing(data, tmp_path, capsys):
     assert not (tmp_path / "run").exists() and "8 steps of 256 tokens" in capsys.readouterr().out
 
 
+def test_dry_run_refuses_what_the_run_would(data, tmp_path, capsys):
+    run(data, tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    for out, changes, words in (
+        ("run", {}, "holds a run"),
+        ("run", {"train__resume": "auto", "model__n_layer": 1}, "keep that"),
+        ("file", {}, "is a file"),
+    ):
+        before = [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))]
+        with pytest.raises(SystemExit):
+            train.main([*tiny_flags(data, tmp_path / out, **changes), "--dry_run"])
+        assert words in capsys.readouterr().err
+        assert before == [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))]
+
+
 def test_compiled_and_plain_runs_go_on_as_each_other(data, tmp_path, monkeypatch):
     compiled = []
 
@@ -716,7 +731,7 @@ def test_a_model_of_the_demos_size_learns_in_both_modes(stdlib, tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     def final_loss(mode):
-        changes = {"train.max_steps": 300, "train.eval_interval": 300, "model.pos_mode": mode}
+        changes = {"train.max_steps": 120, "train.eval_interval": 120, "model.pos_mode": mode}
         flags = demo_flags(stdlib, tmp_path / mode, **changes)
         result = run_script("train.py", *flags, timeout_s=400)
         assert result.returncode == 0, result.stderr
@@ -724,4 +739,4 @@ def test_a_model_of_the_demos_size_learns_in_both_modes(stdlib, tmp_path):
 
     with ThreadPoolExecutor(2) as pool:
         losses = list(pool.map(final_loss, ["rope", "rove"]))
-    assert all(1.0 < loss < 2.0 for loss in losses), losses
+    assert all(1.0 < loss < 2.6 for loss in losses), losses

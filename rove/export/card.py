@@ -1,13 +1,13 @@
 """The model card of an export: what was trained on what, what was measured, how to load it."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rove.evals.schema import Content, check_result
 from rove.manifest import read_manifest
 from rove.metrics import read_metrics
+from rove.report.plots import why_no_plots
 from rove.report.read import Run
 from rove.report.tables import number, table
 from rove.report.training import training_section
@@ -199,7 +199,7 @@ def _measured(results: list[Content]) -> list[str]:
 
 def _plot(rows: list[dict[str, Any]], config: dict[str, Any]) -> bytes | None:
     """Return a PNG of losses by tokens; None without any, or without matplotlib."""
-    if not any("train/loss" in row for row in rows) or find_spec("matplotlib") is None:
+    if not any("train/loss" in row for row in rows) or why_no_plots():
         return None
     settings = {"model": {"pos_mode": config["value_path"]}}
     section = training_section([Run(Path(), config["value_path"], 0, settings, rows)])

@@ -4,6 +4,7 @@ Blue and green shades are rope, red and yellow ones rove (Okabe and Ito's palett
 can tell apart); a run keeps its shade in all plots. matplotlib is imported when something is drawn.
 """
 
+import importlib
 import io
 import math
 from collections.abc import Iterator, Sequence
@@ -89,6 +90,16 @@ def look_of_result(result: Result) -> dict[str, Any]:
 def look_of_run(run: Run) -> dict[str, Any]:
     """Return how a run's training is drawn."""
     return look_of(run.arm, number=run.number)
+
+
+def why_no_plots() -> str | None:
+    """Return why nothing can be drawn, and the way out; None where matplotlib loads."""
+    try:
+        importlib.import_module("matplotlib.figure")
+    except Exception as error:  # whatever is wrong with the package
+        why = "is not here" if isinstance(error, ModuleNotFoundError) else f"fails ({error!r:.100})"
+        return f"matplotlib {why}: pip install -r requirements.txt -c constraints.txt"
+    return None
 
 
 @contextmanager

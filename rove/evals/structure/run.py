@@ -1,7 +1,6 @@
 """`eval.py structure` from start to end: one window, in float64, on the CPU."""
 
 import math
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from rove.evals.session import Session
 from rove.evals.structure import mixer
 from rove.evals.structure.picture import draw
 from rove.files import write_atomic
+from rove.report.plots import why_no_plots
 
 CPU = torch.device("cpu")
 LARGEST = 1 << 27  # entries of the explicit mixer: 1 GiB, of which three or four are held at once
@@ -165,8 +165,8 @@ def _say(e: Session, found: dict[str, Any], layer: int, head: int) -> None:
 
 
 def _draw(e: Session, path: Path, blocks: Tensor, title: str) -> None:
-    if find_spec("matplotlib") is None:
-        e.say("notice: no picture, as matplotlib is not here: pip install -r requirements.txt")
+    if why := why_no_plots():
+        e.say(f"notice: no picture: {why}")
     elif e.world.is_main:
         png = draw(blocks, f"Mixer of {title}")
         write_atomic(path, lambda file: file.write(png))
