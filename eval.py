@@ -20,7 +20,8 @@ from typing import Any
 from model import GPT
 from rove import device as dev
 from rove import distributed as dist
-from rove.config import load, user_errors
+from rove.config import load
+from rove.errors import user_errors
 from rove.evals import compare as comparing
 from rove.evals.core import run as core
 from rove.evals.core.prompts import Truncation

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from model import GPT
 from rove.checkpoint import load_checkpoint
-from rove.config import load, user_errors
+from rove.config import load
+from rove.errors import user_errors
 from rove.export.card import card_files, read_results
 from rove.export.folder import WEIGHTS, check_out, export_config, tokenizer_files, write_folder
 from rove.files import sha256_of
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> None:
         size = (out / WEIGHTS).stat().st_size / 1e6
     print(f"wrote {s.out_dir}: {model.config.pos_mode}, step {saved['step']:,}, {len(results)} "
           f"evaluations, {n_params:,} parameters in {s.dtype}, {size:,.1f} MB")  # fmt: skip
-    print(f'next: AutoModelForCausalLM.from_pretrained("{s.out_dir}", trust_remote_code=True)')
+    print(f"next: AutoModelForCausalLM.from_pretrained({s.out_dir!r}, trust_remote_code=True)")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ command goes on with a run that was stopped; a finished data set is never overwr
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rove import shards
-from rove.config import load, user_errors
+from rove.config import load
+from rove.errors import user_errors
 from rove.files import lock_folder, write_json
 from rove.prepare import checks, hub, plan, pretokenized, sources
 from rove.prepare.downloads import Downloads
@@ -132,8 +134,7 @@ def open_source(settings: Settings, commit: str | None) -> sources.Source:
         return sources.hub_dataset(str(settings.dataset), commit or settings.revision)
     if settings.local_dir:
         return sources.fineweb_edu_files(Path(settings.local_dir))
-    keep = not settings.delete_downloads
-    return sources.fineweb_edu(commit or settings.revision, keep)
+    return sources.fineweb_edu(commit or settings.revision, keep=not settings.delete_downloads)
 
 
 def prepare(settings: Settings) -> None:
@@ -154,7 +155,8 @@ def prepare(settings: Settings) -> None:
             write_long_docs(folder, settings.long_docs, settings.shard_tokens)
     if not settings.dry_run:
         config = "gpt2_124m" if settings.tokenizer == "gpt2" else "demo"
-        print(f"next: python train.py --config configs/{config}.yaml --data.dir {folder}")
+        data = shlex.quote(str(folder))
+        print(f"next: python train.py --config configs/{config}.yaml --data.dir {data}")
 
 
 def open_tokenizer(settings: Settings) -> Tokenizer | None:
@@ -162,9 +164,9 @@ def open_tokenizer(settings: Settings) -> Tokenizer | None:
     try:
         return load_tokenizer(settings.tokenizer, allow_download=not settings.dry_run)
     except ValueError:
-        if settings.dry_run:
-            return None
-        raise
+        if not settings.dry_run:
+            raise
+        return None
 
 
 def fetch_shards(settings: Settings, folder: Path, record: dict[str, Any]) -> None:
@@ -200,9 +202,8 @@ def make_shards(
             return
         output = Output(folder, settings.name, record, tokenizer)
         output.open(read_record(folder, record), source.revision)
-        manifest = write_shards(
-            output, source, tokenizer, num_workers, settings.val_fraction, n_expected
-        )
+        share = settings.val_fraction
+        manifest = write_shards(output, source, tokenizer, num_workers, share, n_expected)
         finish(folder, {**manifest, "settings": record})
     if output.invalid:
         print(f"skipped: {describe_invalid(output.invalid)}")
@@ -231,8 +232,7 @@ def finish(folder: Path, manifest: dict[str, Any]) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """Prepare, or run `verify DIR` or `stats DIR`."""
-    commands = {"verify": checks.verify, "stats": checks.stats}
-    command = commands.get(argv[0] if argv else "")
+    command = {"verify": checks.verify, "stats": checks.stats}.get(argv[0] if argv else "")
     try:
         with user_errors():
             if command is None or "-h" in argv or "--help" in argv:

@@ -11,7 +11,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rove.config import load, user_errors
+from rove.config import load
+from rove.errors import user_errors
 from rove.report.build import build, summary, write
 from rove.report.plots import why_no_plots
 from rove.report.publish import publish

@@ -15,8 +15,12 @@ import torch
 from model import GPT, PosMode
 from rove import device as dev
 from rove.checkpoint import load_checkpoint
-from rove.config import load, user_errors
+from rove.config import load
+from rove.errors import user_errors
 from rove.tokenizer import load_tokenizer
+
+MOST_TOKENS = 1_000_000  # to write; their ids are kept in memory
+COLDEST = 1e-4  # greedy but for ties; logits divided by far smaller ones are no numbers
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,23 @@ class Settings:
     dtype: dev.DtypeName = "float32"
     """of matrix products"""
 
+    def __post_init__(self) -> None:
+        t, factor = self.temperature, self.yarn_factor
+        for key, holds, expected in (
+            ("num_samples", self.num_samples >= 1, "at least 1"),
+            ("max_new_tokens", 0 <= self.max_new_tokens <= MOST_TOKENS, f"0 to {MOST_TOKENS}"),
+            ("temperature", t == 0 or COLDEST <= t < math.inf, f"0 (greedy) or from {COLDEST:g}"),
+            ("yarn_factor", factor is None or 1 <= factor < math.inf, "at least 1"),
+            ("seed", 0 <= self.seed < 2**63, "at least 0, below 2^63"),
+        ):
+            if not holds:
+                raise ValueError(f"{key}={getattr(self, key)}: must be {expected}")
+
 
 def main(argv: list[str]) -> None:
     """Print samples as the command line says."""
     s = load(Settings, argv, prog="sample.py", description="Write text with a trained model.")
     with user_errors():
-        if s.num_samples < 1:
-            raise ValueError(f"num_samples={s.num_samples}: must be at least 1")
-        if s.yarn_factor is not None and not 1 <= s.yarn_factor < math.inf:
-            raise ValueError(f"yarn_factor={s.yarn_factor}: must be at least 1")
-        if not 0 <= s.seed < 2**63:
-            raise ValueError(f"seed={s.seed}: must be at least 0, below 2^63")
         text = s.prompt
         if text.startswith("FILE:"):
             path = Path(text.removeprefix("FILE:"))

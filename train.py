@@ -29,7 +29,8 @@ from rove import checkpoint as ckpt
 from rove import device as dev
 from rove import distributed as dist
 from rove import overview, runs
-from rove.config import flatten, load, to_dict, user_errors
+from rove.config import flatten, load, to_dict
+from rove.errors import user_errors
 from rove.metrics import check_finite, fetch_losses, open_metrics
 from rove.optim import learning_rate, make_optimizer, update
 from rove.shards import BatchOrder, TokenData, open_split, split_batch
@@ -120,7 +121,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for key, value in flatten(to_dict(self)).items():
-            least = 1 if key.startswith("train.") and isinstance(value, int) else 0
+            least = 1 if key.startswith("train.") else 0
             numeric = not key.startswith("model.") and isinstance(value, int | float)
             if numeric and value is not False and not least <= value < math.inf:
                 raise ValueError(f"{key}={value}: must be at least {least}")

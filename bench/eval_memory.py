@@ -30,7 +30,8 @@ import timing  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
 from rove import device as dev  # noqa: E402
-from rove.config import load, user_errors  # noqa: E402
+from rove.config import load  # noqa: E402
+from rove.errors import user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
 from rove.optim import make_optimizer  # noqa: E402
 from rove.shards import shard_header  # noqa: E402

@@ -23,7 +23,8 @@ import timing  # noqa: E402
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import device as dev  # noqa: E402
-from rove.config import load, user_errors  # noqa: E402
+from rove.config import load  # noqa: E402
+from rove.errors import user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
 
 BLOCK_SIZE = 1024

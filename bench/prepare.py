@@ -29,7 +29,8 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 import timing  # noqa: E402
 import torch  # noqa: E402
 
-from rove.config import load, user_errors  # noqa: E402
+from rove.config import load  # noqa: E402
+from rove.errors import user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
 
 

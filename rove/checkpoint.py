@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rove.export.folder import is_export, read_export
 from rove.files import sha256_of, write_atomic, write_json
 from rove.gpt2 import HUB, fetch, read_gpt2
+from rove.words import differences
 
 FORMAT = 1
 STEP_FILE = re.compile(r"step_\d{8,}\.pt")
@@ -195,18 +196,33 @@ def load_checkpoint(path: str | Path, mmap: bool = False) -> dict[str, Any]:
     """
     path = fetch(str(path).removeprefix(HUB)) if str(path).startswith(HUB) else Path(path)
     if path.is_file():
-        return read_checkpoint(path, mmap=mmap)
+        try:
+            return read_checkpoint(path, mmap=mmap)
+        except ValueError as error:
+            raise ValueError(f"{error}{_folder_hint(path)}") from error
     if not path.is_dir():
-        what = "a run folder, a checkpoint file or an export folder"
-        raise ValueError(f"{path} does not exist; give {what}")
-    if _pointer(path / "config.json").get("model_type") == "gpt2":
+        raise ValueError(f"{path} does not exist; give a run, a checkpoint file or an export")
+    if _is_gpt2(path):
         return {**dict.fromkeys(KEYS), "format": FORMAT, **read_gpt2(path)}
     if is_export(path) and not (path / "checkpoints").exists():
         return {**dict.fromkeys(KEYS), "format": FORMAT, **read_export(path)}
     latest = latest_path(path)
     if latest is None:
-        raise ValueError(f"{path} is no run folder with a checkpoint; give --out_dir of a run")
+        hint = _folder_hint(path) or "; give --out_dir of a run"
+        raise ValueError(f"{path} is no run folder with a checkpoint{hint}")
     return read_checkpoint(latest, trusted=True, mmap=mmap)
+
+
+def _is_gpt2(folder: Path) -> bool:
+    return _pointer(folder / "config.json").get("model_type") == "gpt2"
+
+
+def _folder_hint(path: Path) -> str:
+    """Return "; give FOLDER" where a path lies in a run, an export or a GPT-2 folder."""
+    for folder in path.parents[:2]:
+        if (folder / "checkpoints").is_dir() or is_export(folder) or _is_gpt2(folder):
+            return f"; give the folder {folder}"
+    return ""
 
 
 def restore(
@@ -218,8 +234,9 @@ def restore(
     """
     saved = read_checkpoint(path, trusted=True)
     for key, value in expected.items():
-        if saved[key] != value:
-            raise ValueError(f"{path}: its {key} differ from what is asked for (data, seed, batch)")
+        if different := differences({key: saved[key]}, {key: value}):
+            remedy = "go on with what it has, or give another --out_dir"
+            raise ValueError(f"{path}: its {key} differ: {different}; {remedy}")
     model.load_state_dict(saved.pop("model"))
     own = [
         {key: group[key] for key in ("betas", "weight_decay")} for group in optimizer.param_groups

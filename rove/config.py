@@ -9,16 +9,16 @@ import difflib
 import json
 import os
 import re
-import sys
-import warnings
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from math import inf
 from types import NoneType, UnionType
-from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, Unset, set_parsing_settings
+
+from rove.errors import fail
 
 T = TypeVar("T")
 CONFIG_HELP = "YAML file; repeatable, later files win, flags win over files"
@@ -34,8 +34,9 @@ def load(
     """Build a `root` from its defaults, the YAML files and the flags in `argv`.
 
     root: dataclass of str, int, float, bool, Literal, unions of these and None, and dataclasses
-    of the same; a string literal after a field is its help text. Exit with 0 after --help and
-    --print_config; with 2 and, on rank 0, one line at a fault, or a ValueError of `__post_init__`.
+    of the same; a string literal after a field is its help text. Text may be empty only where it
+    is by default. Exit with 0 after --help and --print_config; with 2 and, on rank 0, one line at
+    a fault, or a ValueError of `__post_init__`.
     """
     try:
         wants_help = "--help" in argv or "-h" in argv
@@ -44,7 +45,8 @@ def load(
             print(parser.format_help())
             raise SystemExit(0)
         values = parser.get_defaults()
-        options = {key: _options(_kind(root, key)) for key in flatten(values.as_dict())}
+        usual = flatten(values.as_dict())
+        options = {key: _options(_kind(root, key)) for key in usual}
         flags = _split(argv, options)
         files, print_config = flags.pop("config"), flags.pop("print_config")
         for file in files:
@@ -52,12 +54,15 @@ def load(
                 values[key] = value
         for key, text in flags.items():
             values[key] = _typed(f"--{key}", options[key], _from_text(options[key], text))
-        for key in [key for key in options if values[key] is Unset]:
-            raise ValueError(f"--{key} is required: {_expected(options[key])}")
+        for key, kinds in options.items():
+            if values[key] is Unset:
+                raise ValueError(f"--{key} is required: {_expected(kinds)}")
+            if values[key] == "" != usual[key]:  # as a path it would mean the folder one is in
+                raise ValueError(f"--{key} '': is empty; give {_expected(kinds)}, or leave it out")
         config = root(**parser.instantiate(values).as_dict())
     except ValueError as error:
         if os.environ.get("RANK", "0") == "0":
-            _fail(error)
+            fail(error)
         raise SystemExit(2) from None
     if print_config:
         print(to_yaml(config), end="")
@@ -82,27 +87,6 @@ def flatten(d: dict[str, Any]) -> dict[str, Any]:
         below = flatten(value) if isinstance(value, dict) else {}
         flat.update({f"{key}.{k}": v for k, v in below.items()} or {key: value})
     return flat
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """Make ValueError, OSError and ImportError one line on stderr and exit code 2, so warnings."""
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        if isinstance(error, ImportError):
-            error = ValueError(f"{error}; pip install -r requirements.txt -c constraints.txt")
-        rank = os.environ.get("RANK", "0")
-        _fail(error, prefix="" if rank == "0" else f"[rank {rank}] ")
-
-
-def _fail(error: ValueError | OSError, prefix: str = "") -> NoReturn:
-    message = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        message = error.strerror + (f": {error.filename}" if error.filename is not None else "")
-    print(f"{prefix}error: {' '.join(message.split()) or repr(error)}", file=sys.stderr)
-    raise SystemExit(2)
 
 
 def _parser(root: Any, docs: bool, prog: str | None, description: str | None) -> ArgumentParser:
@@ -188,7 +172,9 @@ def _read(file: str, options: dict[str, list[Any]]) -> Iterator[tuple[str, Any]]
             yield key, _typed(key, options[key], value)
     except OSError as error:
         raise ValueError(f"--config {file}: {error.strerror}; give a YAML file") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # UnicodeDecodeError included
+    except (UnicodeError, yaml.reader.ReaderError) as error:
+        raise ValueError(f"{file}: no YAML text ({error})") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: {error}") from None
 
 

@@ -66,11 +66,22 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def lock_folder(folder: Path, what: str) -> IO[str]:
-    """Take a folder's only writer's place until the returned file is closed or the process ends.
+def check_folder(flag: str, folder: Path) -> None:
+    """Raise ValueError, naming the flag, when a file or a dangling link is in a folder's way."""
+    there = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
+    if not there.is_dir():
+        what = "is a file" if there.exists() else "is a link to nothing"
+        which = "" if there == folder else f"{there} "
+        raise ValueError(f"{flag} {folder}: {which}{what}; name a folder")
 
-    Raises ValueError while another process holds it; what: what that one does, for the message.
+
+def lock_folder(folder: Path, what: str) -> IO[str]:
+    """Take an --out_dir's only writer's place until the returned file is closed, or this process.
+
+    Raises ValueError while another process holds it, where what: what that one does, and when
+    there can be no such folder.
     """
+    check_folder("--out_dir", folder)
     folder.mkdir(parents=True, exist_ok=True)
     lock = (folder / ".lock").open("a")
     try:

@@ -13,6 +13,7 @@ import torch
 
 from rove import distributed as dist
 from rove.config import to_dict, to_yaml
+from rove.errors import how_to_install
 from rove.files import write_atomic
 from rove.tracking import git_commit, start_run
 
@@ -94,8 +95,8 @@ class Wandb:
     def _give_up(self, error: BaseException) -> None:
         if self.run is not None:
             missing = isinstance(error, ModuleNotFoundError)
-            way_out = " (pip install -r requirements.txt)" if missing else ""
-            what = f"wandb is off from here on: {error!r}{way_out}; metrics go on"
+            remedy = f" ({how_to_install('requirements.txt')})" if missing else ""
+            what = f"wandb is off from here on: {error!r}{remedy}; metrics go on"
             warnings.warn(what, stacklevel=3)
         self.run = None
 

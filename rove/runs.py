@@ -16,7 +16,7 @@ from rove.checkpoint import (
     vouched_entries,
 )
 from rove.config import flatten, load, to_dict
-from rove.files import lock_folder
+from rove.files import check_folder, lock_folder
 from rove.gpt2 import HUB
 
 OWN_TEMPORARIES = {
@@ -26,8 +26,6 @@ OWN_TEMPORARIES = {
 
 def lock_run(run: Path) -> IO[str]:
     """Take the folder's only writer's place; see lock_folder."""
-    if run.exists() and not run.is_dir():
-        raise ValueError(f"out_dir={run}: is a file; name a folder")
     return lock_folder(run, "training")
 
 
@@ -66,8 +64,7 @@ def check_run(
     Raises ValueError when it does and `resume` is false, or when a setting whose dotted key begins
     with one of `fixed` differs from the run's; other differences are told.
     """
-    if run.exists() and not run.is_dir():
-        raise ValueError(f"out_dir={run}: is a file; name a folder")
+    check_folder("--out_dir", run)
     if not any((run / name).exists() for name in ("config.yaml", "metrics.jsonl", "checkpoints")):
         return False
     if not resume:

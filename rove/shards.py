@@ -130,7 +130,6 @@ def open_split(
             raise ValueError(f"{folder}: shards of several data sets and no {MANIFEST}")
         tokenizer: dict[str, Any] = {"name": "gpt2", "sha256": None}
         tokenizer |= {"vocab_size": GPT2_VOCAB_SIZE, "eot_id": GPT2_EOT_ID}
-        log(f"{folder} has no {MANIFEST}: taking its ids to be GPT-2's ({GPT2_VOCAB_SIZE})")
         entries = [{"file": name, "split": by_name[name]["split"]} for name in by_name]
     else:
         tokenizer = {**manifest["tokenizer"], "eot_id": manifest["eot_id"]}
@@ -139,6 +138,8 @@ def open_split(
     entries = [entry for entry in entries if entry["split"] == split]
     if not entries:
         raise ValueError(f"{folder}: no NAME_{split}_000000.bin; make it with prepare_fineweb.py")
+    if manifest is None:
+        log(f"{folder} has no {MANIFEST}: taking its ids to be GPT-2's ({GPT2_VOCAB_SIZE})")
     files = tuple(folder / entry["file"] for entry in entries)
     shards = tuple(read_shard(path) for path in files)
     for path, shard, entry in zip(files, shards, entries, strict=True):

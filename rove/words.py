@@ -1,4 +1,10 @@
-"""Sizes and durations in words."""
+"""Sizes, durations and differences in words; names that were given in a list."""
+
+from typing import Any
+
+from rove.config import flatten
+
+HASH_DIGITS = 64
 
 
 def size(n_bytes: float) -> str:
@@ -12,3 +18,26 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def differences(there: dict[str, Any], asked: dict[str, Any]) -> str:
+    """Return where two nested dicts differ, as `key VALUE (asked: VALUE)`; empty if nowhere."""
+    there, asked = flatten(there), flatten(asked)
+    return ", ".join(
+        f"{key} {_short(there.get(key))} (asked: {_short(asked.get(key))})"
+        for key in sorted(there | asked)
+        if there.get(key) != asked.get(key)
+    )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) != HASH_DIGITS else f"{text[:12]}.."
+
+
+def names_in(key: str, text: str) -> list[str]:
+    """Read names such as "a, b"; ValueError for an empty one."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ValueError(f"{key}={text!r}: must be names joined by single commas, such as a,b")
+    return names

@@ -13,7 +13,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
-from rove.config import load, user_errors  # noqa: E402
+from rove.config import load  # noqa: E402
+from rove.errors import user_errors  # noqa: E402
 from rove.files import write_atomic  # noqa: E402
 from rove.report.plots import why_no_plots  # noqa: E402
 from rove.report.tables import table  # noqa: E402

@@ -23,7 +23,8 @@ sys.path[:0] = [str(ROOT)]
 
 from tqdm import tqdm  # noqa: E402
 
-from rove.config import load, user_errors  # noqa: E402
+from rove.config import load  # noqa: E402
+from rove.errors import user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
 from studies import tasks  # noqa: E402
 from studies.entries import collect, key_of, make_entry, read_entries  # noqa: E402

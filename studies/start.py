@@ -21,7 +21,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from model import GPT, GPTConfig  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
-from rove.config import load, user_errors  # noqa: E402
+from rove.config import load  # noqa: E402
+from rove.errors import user_errors  # noqa: E402
 from rove.files import write_atomic  # noqa: E402
 from rove.tokenizer import load_tokenizer  # noqa: E402
 

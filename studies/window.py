@@ -18,7 +18,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from model import GPT  # noqa: E402
 from rove.checkpoint import load_checkpoint  # noqa: E402
-from rove.config import load, user_errors  # noqa: E402
+from rove.config import load  # noqa: E402
+from rove.errors import user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
 from rove.shards import open_split  # noqa: E402
 from studies.tasks import ALPHABET, SYMBOLS  # noqa: E402

@@ -11,7 +11,8 @@ from typing import Literal
 import pytest
 import yaml
 
-from rove.config import flatten, load, to_dict, to_yaml, user_errors
+from rove.config import flatten, load, to_dict, to_yaml
+from rove.errors import import_package, user_errors
 
 REPO = Path(__file__).resolve().parents[1]
 
@@ -68,6 +69,7 @@ class Config:
 class Required:
     checkpoint: str
     """Run folder or file."""
+    prompt: str = ""
     top_k: int | None = None
 
 
@@ -184,7 +186,6 @@ def test_values_of_files(write, text: str, expected: dict[str, object]) -> None:
         (["--log.run_name", "null"], "log.run_name", None),
         (["--log.run_name", "# not a comment"], "log.run_name", "# not a comment"),
         (["--log.run_name", "123"], "log.run_name", "123"),
-        (["--log.run_name="], "log.run_name", ""),
         (["--out_dir", "null"], "out_dir", "null"),
         (["--out_dir", "- a: {b"], "out_dir", "- a: {b"),
         (["--out_dir=--seed"], "out_dir", "--seed"),
@@ -204,6 +205,14 @@ def test_values_of_flags(argv: list[str], key: str, expected: object) -> None:
 def test_required_fields(refused) -> None:
     assert load(Required, ["--checkpoint", "out/run"]) == Required("out/run")
     assert "--checkpoint is required: str" in refused([], Required)
+
+
+def test_text_is_empty_only_where_it_is_by_default(refused, write) -> None:
+    assert "--out_dir '': is empty; give str" in refused(["--config", write("out_dir: ''")])
+    assert load(Required, ["--checkpoint", "x", "--prompt="]) == Required("x", "")
+    assert "--checkpoint '': is empty; give str" in refused(["--checkpoint", ""], Required)
+    assert "--out_dir '': is empty; give str" in refused(["--out_dir="])
+    assert "--log.run_name '': is empty; give str or null" in refused(["--log.run_name", ""])
 
 
 def test_the_environment_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +235,8 @@ def test_the_environment_sets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("seed: 1: 2", ["line 1"]),
         ("seed: 1\n---\nseed: 2", ["single document"]),
         ("seed: {a: [", ["line 1"]),
-        ("seed: \x01", ["unacceptable character"]),
-        (b"seed: 1\nout_dir: \xff\xfe\n", ["utf-8", "0xff"]),
+        ("seed: \x01", ["no YAML text", "unacceptable character"]),
+        (b"seed: 1\nout_dir: \xff\xfe\n", ["no YAML text", "utf-8", "0xff"]),
         ("{a: " * 2000, ["recursion"]),
         ("m: &m {m: *m}", ["recursion"]),
         ("seed: 1\nseed: 2", ["seed: stands twice"]),
@@ -483,7 +492,7 @@ def test_yaml_round_trip(write) -> None:
     words = """null ~ true Yes off 1 010 1_000 0x10 6e-4 1E5 1. .5 -.inf .nan 1:30 2020-01-01 = <<
     {a} [1] &a *a !x %x @x ` | > ? - -- --- ... a: #x é 'q' "q" \\n"""
     texts = words.split()
-    texts += ["", " ", " a", "a ", "- a", "a: b", "a #b", "a\nb\n", "\n", "a\tb", "\x85", "\u2028"]
+    texts += [" ", " a", "a ", "- a", "a: b", "a #b", "a\nb\n", "\n", "a\tb", "\x85", "\u2028"]
     texts += ["long text " * 30, "\U0001f600", "\x1b[31m", "\ufeff"]
     rng = random.Random(0)
     texts += ["".join(rng.choices("ab01.-+e:#{}[]!*\n'\"~ ", k=8)) for _ in range(40)]
@@ -534,6 +543,25 @@ def test_user_errors_pass_the_rest() -> None:
     with user_errors():
         done = True
     assert done
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("import a_package_that_is_not_here", "ModuleNotFoundError"),
+        ("raise RuntimeError('of another\\nlibrary')", "RuntimeError('of another"),
+        ("def f(:", "SyntaxError"),
+    ],
+)
+def test_a_package_that_does_not_load_is_one_line(tmp_path, monkeypatch, capsys, content, what):
+    (tmp_path / "broken_package.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as stop, user_errors():
+        import_package("broken_package", "requirements-x.txt")
+    line = capsys.readouterr().err
+    assert stop.value.code == 2 and line.count("\n") == 1
+    assert line.startswith(f"error: broken_package does not load ({what}")
+    assert line.endswith("; pip install -r requirements-x.txt -c constraints.txt\n")
 
 
 def test_a_script_prints_no_traceback(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ import eval as evaluation
 import sample
 import train
 from model import GPT, GPTConfig
+from rove.checkpoint import load_checkpoint, restore
 from rove.evals import bootstrap
+from rove.evals import compare as comparing
 from rove.evals.perplexity import protocols as ppl
 from rove.metrics import read_metrics
 from rove.shards import TokenData, open_split
@@ -243,6 +246,18 @@ def test_text_that_is_too_short_is_refused(protocol):
         text_of(protocol, [128], stream(100))
     with pytest.raises(ValueError, match="max_tokens is 3"):
         text_of(protocol, [4, 8], max_tokens=3)
+    with pytest.raises(ValueError, match="give more of both"):
+        text_of(protocol, [4, 8], max_tokens=0)
+
+
+@pytest.mark.parametrize("protocol", [*WINDOWED, "positions"])
+@pytest.mark.parametrize("start, max_tokens", [(0, 10**9), (40, 10**9), (0, 20)])
+def test_the_lengths_that_a_refusal_names_work(protocol, start, max_tokens):
+    ids = stream(100, documents=(start,))
+    with pytest.raises(ValueError, match="shorter ones: --lengths ") as caught:
+        text_of(protocol, [64, 128], ids, max_tokens if protocol != "tail" else min(max_tokens, 63))
+    lengths = ppl.parse_lengths(str(caught.value).rpartition(" ")[2])
+    assert len(lengths) == 2 and len(text_of(protocol, lengths, ids, max_tokens).rows) >= 1
 
 
 # ---------------------------------------------------------------- intervals
@@ -408,13 +423,16 @@ def test_positions_by_the_script(trained):
         (["--pos_mode", "rove"], ["trained as 'rope'", "--allow_retrofit"]),
         (["--yarn_factor", "0.5"], ["yarn_factor=0.5"]),
         (["--lengths", "32,48"], ["32 must divide"]),
-        (["--lengths", "8192"], ["4000 tokens", "8192"]),
+        (["--lengths", "8192"], ["4000 tokens", "8192", "--lengths 1024,2048"]),
         (["--data", "no/such"], ["no/such"]),
         (["--batch_size", "0"], ["batch_size=0"]),
         (["--yarn_factor", "0"], ["yarn_factor=0"]),
         (["--yarn_factor", "2,x"], ["yarn_factor='2,x'"]),
         (["--yarn_values", "old"], ["yarn_values='old'"]),
         (["--pos_mode", "rope,rape"], ["pos_mode", "rape"]),
+        (["--pos_mode", "rope,,"], ["pos_mode='rope,,'", "a,b"]),
+        (["--out", ""], ["--out '': is empty"]),
+        (["--checkpoint="], ["--checkpoint '': is empty"]),
         (["--pos_mode", "rope,rope+yarn", "--out", "a.json"], ["one file cannot hold 2 modes"]),
         (["--protocol", "sliding", "--lengths", "1024,2048"], ["4000 tokens", "one document"]),
         (["--max_tokens", "0"], ["max_tokens is 0"]),
@@ -490,6 +508,82 @@ def test_retrofit_works_when_asked_for(trained):
     assert read(out)["pos_mode"] == "rove"
 
 
+def fault(capsys, *argv):
+    """The one line with which eval.py refuses a command."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        evaluation.main([str(arg) for arg in argv])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1, error
+    return error
+
+
+def test_nothing_but_a_result_is_overwritten(trained, tmp_path, capsys, monkeypatch):
+    short = ["--device", "cpu", "--lengths", "32", "--max_tokens", "512", "--out"]
+    kinds = {"perplexity": short, "structure": ["--out"], "core": ["--bundle", "none", "--out"]}
+    kinds |= {"ruler": ["--tasks", "vt", "--out"]}
+    contents = (b"my notes", b"", b"\xff\x00", b"[]", b'{"kind": "compare"}', b'{"kind": ["core"]}')
+    out = tmp_path / "mine.json"
+    with monkeypatch.context() as idle:
+        idle.setattr(evaluation.Session, "open", None)
+        for kind, flags in kinds.items():
+            for content in contents:
+                out.write_bytes(content)
+                line = fault(capsys, kind, "--checkpoint", trained / "rope", *flags, out)
+                assert "mine.json: holds something else than a result" in line and "--out" in line
+                assert out.read_bytes() == content
+        out.unlink()
+        out.symlink_to(tmp_path / "nowhere")
+        line = fault(capsys, "perplexity", "--checkpoint", trained / "rope", *short, out)
+        assert "holds something else" in line and out.is_symlink()
+        (tmp_path / "file").write_text("")
+        flags = [*short, tmp_path / "file/x.json"]
+        line = fault(capsys, "perplexity", "--checkpoint", trained / "rope", *flags)
+        assert "file: is a file; name a folder" in line
+    out.unlink()
+    perplexity(trained / "rope", *short, str(out))
+    perplexity(trained / "rope", *short, str(out), "--mask_eot")
+    assert len(list((tmp_path / "older").iterdir())) == 1
+
+
+def test_compare_checks_where_it_writes_before_it_reads(trained, tmp_path, capsys, monkeypatch):
+    a = tmp_path / "a.json"
+    perplexity(trained / "rope", "--lengths", "32", "--max_tokens", "512", "--out", str(a))
+    with monkeypatch.context() as idle:
+        idle.setattr(comparing, "read_result", None)
+        assert "is a folder; name a file" in fault(capsys, "compare", a, a, "--out", tmp_path)
+        line = fault(capsys, "compare", a, a, "--out", a)
+        assert "holds something else than a result of eval.py (compare)" in line
+        for pair in (("", a), (a, f"{a},")):
+            assert "must be names joined by single commas" in fault(capsys, "compare", *pair)
+    for _ in range(2):
+        evaluation.main(["compare", str(a), str(a), "--out", str(tmp_path / "new/deep/c.json")])
+    assert read(tmp_path / "new/deep/c.json")["kind"] == "compare"
+
+
+def test_a_path_inside_a_run_is_answered_with_the_folder(trained):
+    run = trained / "rove"
+    for name in ("checkpoints/latest.json", "config.yaml", "checkpoints", "metrics.jsonl"):
+        with pytest.raises(ValueError, match=f"; give the folder {re.escape(str(run))}$"):
+            load_checkpoint(run / name)
+    with pytest.raises(ValueError, match="give --out_dir of a run$"):
+        load_checkpoint(trained / "data")
+
+
+def test_a_checkpoint_of_other_data_says_what_differs(trained):
+    path = next((trained / "rove/checkpoints").glob("*.pt"))
+    saved = load_checkpoint(path)
+    expected = {"data": saved["data"] | {"train": "e" * 64, "seed": 7}}
+    with pytest.raises(ValueError) as caught:
+        restore(path, expected, None, None, None)
+    train_hash = saved["data"]["train"][:12]
+    assert str(caught.value).startswith(
+        f"{path}: its data differ: data.seed 1337 (asked: 7), "
+        f"data.train {train_hash}.. (asked: {'e' * 12}..); "
+    )
+    assert "another --out_dir" in str(caught.value)
+
+
 def test_unknown_evaluation_and_foreign_data_are_refused(trained, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         evaluation.main(["bleu"])
@@ -533,6 +627,9 @@ def test_sample_is_repeatable_and_says_what_yarn_does(trained, tmp_path, capsys)
     "flags, word",
     [
         (["--top_k", "-1"], "top_k=-1"),
+        (["--temperature", "1e-310"], "temperature=1e-310: must be 0 (greedy) or from 0.0001"),
+        (["--temperature", ".inf"], "temperature=inf"),
+        (["--max_new_tokens", "100000000000"], "max_new_tokens=100000000000: must be 0 to 1000000"),
         (["--temperature", "-0.5"], "temperature=-0.5"),
         (["--top_p", "1.5"], "top_p=1.5"),
         (["--max_new_tokens", "-3"], "max_new_tokens=-3"),

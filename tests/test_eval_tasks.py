@@ -190,8 +190,9 @@ def test_ruler_generates_beyond_the_window_when_asked(trained, tmp_path, monkeyp
         (["--samples", "SAMPLES", "--tasks", "foo,vt"], ["foo"]),
         (["--samples", "SAMPLES", "--tasks", "cwe,fwe"], ["holds no sample", "cwe,fwe"]),
         (["--samples", "SAMPLES", "--lengths", "4096,512"], ["holds no sample", "4096,512"]),
-        (["--samples", "no/such.jsonl"], ["no/such.jsonl"]),
-        (["--tasks", "niah_single_2", "--essay", "no/such.txt"], ["no/such.txt"]),
+        (["--samples", "no/such.jsonl"], ["--samples no/such.jsonl: no such file"]),
+        (["--tasks", "niah_single_2", "--essay", "no/such"], ["--essay no/such: no such file"]),
+        (["--tasks", "vt,"], ["tasks='vt,'", "a,b"]),
     ],
 )
 def test_bad_requests_of_ruler_are_one_line(trained, tmp_path, capsys, flags, words):

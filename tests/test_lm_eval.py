@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import socket
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -27,11 +28,20 @@ CONTEXT = 64
 CLOSE = 1e-5
 
 
-def test_without_the_package_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(running.importlib.util, "find_spec", lambda name: None)
+@pytest.mark.parametrize("content", [None, "import not_here", "raise RuntimeError('x')", "f(:"])
+def test_without_the_package_one_line_says_what_to_install(monkeypatch, tmp_path, content):
+    """It is not there, or does not load."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "lm_eval"]:
+        monkeypatch.delitem(sys.modules, name)
+    if content is None:
+        monkeypatch.setitem(sys.modules, "lm_eval", None)
+    else:
+        (tmp_path / "lm_eval.py").write_text(content)
+        monkeypatch.syspath_prepend(tmp_path)
     fields = {"limit": None, "num_fewshot": None, "max_length": None, "seed": 0}
-    with pytest.raises(ValueError, match="pip install -r requirements-eval.txt"):
-        running.run(SimpleNamespace(settings=SimpleNamespace(tasks="piqa", **fields)))
+    settings = SimpleNamespace(tasks="piqa", **fields)
+    with pytest.raises(ValueError, match="does not load .*pip install -r requirements-eval.txt"):
+        running.run(SimpleNamespace(settings=settings, world=SimpleNamespace(is_main=True)))
 
 
 def test_values_become_json_and_what_is_no_number_null():

@@ -5,6 +5,7 @@ import hashlib
 import json
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -344,7 +345,9 @@ def test_a_disk_without_room_is_refused_before_any_work(corpus, tmp_path, monkey
     argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", "--out_dir", f"{tmp_path}/out"]
     with pytest.raises(SystemExit):
         main([*argv, *SMALL])
-    assert "are needed, 0.0 MB are free" in capsys.readouterr().err
+    line = capsys.readouterr().err
+    assert line.endswith("0.0 MB are free; make room, or set --out_dir to another disk\n")
+    assert "are needed" in line
     assert not (tmp_path / "out").exists()
 
 
@@ -410,9 +413,11 @@ BAD_INPUTS = {
     "no object": ("a.jsonl", b'["x"]\n', "line 1: not a JSON object"),
     "latin-1 jsonl": ("a.jsonl", b'{"text": "x"}\n{"text": "\xe9"}', "line 2: not UTF-8"),
     "latin-1 txt": ("a.txt", b"caf\xe9", r"a\.txt: not UTF-8 at byte 3"),
-    "no gzip": ("a.jsonl.gz", b"plain", r"a\.jsonl\.gz: "),
+    "no gzip": ("a.jsonl.gz", b"plain", r"a\.jsonl\.gz: .*; get the file again, or leave it out"),
     "cut gzip": ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:-9], r"gz: Truncated"),
-    "no rows": ("a.jsonl", b"", "no row holds text"),
+    "no zstd": ("a.jsonl.zst", b"plain", r"a\.jsonl\.zst: .*; get the file again, or leave it out"),
+    "empty text": ("a.txt", b"", r"/a\.txt: no text \(a\.txt: is empty\); give other --files"),
+    "no rows": ("a.jsonl", b"", r"/a\.jsonl: no text \(no rows\)"),
     "only nulls": ("a.jsonl", b'{"text": null}\n', "1 rows without text, the first is row 0"),
     "one side": ("a.jsonl", b'{"text": "x"}\n', "no document fell .*another --val_fraction"),
 }
@@ -468,8 +473,12 @@ def test_output_folder_and_tokenizer_that_cannot_be_used(
     corpus, tmp_path, check_refused, monkeypatch
 ):
     argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", *SMALL, "--out_dir"]
-    check_refused("Not a directory", *argv, corpus / "a.jsonl" / "out")
-    check_refused("exists", *argv, corpus / "a.jsonl")
+    file, link = corpus / "a.jsonl", tmp_path / "link"
+    link.symlink_to("nowhere")
+    check_refused(f"--out_dir {file}/out: {file} is a file; name", *argv, file / "out")
+    check_refused(f"--out_dir {file}: is a file; name a folder", *argv, file)
+    check_refused(f"--out_dir {link}: is a link to nothing; name a folder", *argv, link)
+    check_refused("--out_dir '': is empty", *argv, "")
     too_many = lambda *args, **kwargs: Tokenizer("big", 70000, 69999, "0")  # noqa: E731
     monkeypatch.setattr(prepare_fineweb, "load_tokenizer", too_many)
     check_refused("70000 ids do not fit", *argv, tmp_path / "out")
@@ -487,7 +496,31 @@ def test_dry_run_writes_nothing(corpus, tmp_path, capsys):
 def test_a_single_text_is_told_to_be_cut(tmp_path, check_refused):
     (tmp_path / "mine.txt").write_text("a word or two\n" * 50)
     argv = ["--source", "files", "--files", tmp_path / "mine.txt", "--out_dir", tmp_path / "out"]
-    check_refused("a .txt file is one document.*split -n l/20 .* mine.txt part_", *argv)
+    check_refused("a .txt file is one document.*split -nl/20 .*/mine.txt .*/part_`", *argv)
+
+
+@pytest.mark.parametrize("folder", ["", "my b[oo]ks"])
+def test_what_it_is_told_works_where_it_is_told(tmp_path, monkeypatch, capsys, folder):
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir(exist_ok=True)
+    text = Path(folder, "it's.txt")
+    text.write_text("a word or two\n" * 50)
+    argv = ["--source", "files", "--out_dir", "out put", *SMALL, "--val_fraction", "0.5", "--files"]
+    with pytest.raises(SystemExit):
+        main([*argv, str(text)])
+    told = re.search(r"cut it, `(.*)`, and give --files (.*)", capsys.readouterr().err)
+    subprocess.run(["bash", "-c", told[1]], check=True)
+    (pattern,) = shlex.split(told[2])
+    main([*argv, pattern])
+    both = decoded(Path("out put"), "train") + decoded(Path("out put"), "val")
+    assert len(both) == 20 and "".join(sorted(both, key=len)).count("a word or two\n") == 50
+    assert capsys.readouterr().out.endswith("--data.dir 'out put'\n")
+
+
+def test_a_folder_is_answered_with_a_pattern(tmp_path, check_refused):
+    (tmp_path / "my books").mkdir()
+    argv = ["--source", "files", "--files", tmp_path / "my books", "--out_dir", tmp_path / "out"]
+    check_refused(f"my books: is a folder; give '{tmp_path}/my books/\\*'$", *argv)
 
 
 def test_gpt2_on_documents_that_are_hard(tmp_path):

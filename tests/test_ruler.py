@@ -348,7 +348,7 @@ def test_word_lists_are_sorted_and_have_no_spaces():
 
 def test_missing_word_lists_are_named_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "wonderwords.assets", None)
-    with pytest.raises(ValueError, match="pip install wonderwords==3.0.1"):
+    with pytest.raises(ValueError, match="wonderwords.assets .*pip install -r requirements.txt"):
         words.word_list.__wrapped__("noun")
 
 

@@ -182,6 +182,10 @@ def test_folder_without_manifest_is_gpt2_and_one_data_set(tmp_path):
         open_split(tmp_path, "train")
     with pytest.raises(ValueError, match="does not exist"):
         open_split(tmp_path / "nowhere", "train")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no NAME_train"):
+        open_split(tmp_path / "empty", "train", log=lines.append)
+    assert len(lines) == 1, "no word on the ids of shards that are not there"
 
 
 def test_data_hash_follows_contents_not_place(tmp_path):

@@ -13,10 +13,11 @@ import numpy as np
 
 from rove.evals.bootstrap import LEAST, draw_means, interval
 from rove.evals.core.tasks import BY_LABEL
-from rove.evals.results import read_result
+from rove.evals.results import make_room, read_result
 from rove.evals.ruler.results import by_context, gain_of
 from rove.files import write_json
 from rove.runs import read_run_config
+from rove.words import names_in
 
 Result = dict[str, Any]
 Row = dict[str, Any]
@@ -30,7 +31,10 @@ PASSED_OVER = ("perplexity_positions", "lm_eval", "structure")  # they have no p
 
 def run(a: str, b: str, out: str | None) -> None:
     """Compare, print a line for each measure, and write all of them to `out` if that is given."""
-    arms = [[Path(name) for name in side.split(",")] for side in (a, b)]
+    if out is not None:
+        make_room(Path(out), ("compare",))
+    sides = {"A": a, "B": b}
+    arms = [[Path(name) for name in names_in(key, side)] for key, side in sides.items()]
     if len(arms[0]) != len(arms[1]):
         raise ValueError(f"A has {len(arms[0])} results, B has {len(arms[1])}: give pairs of seeds")
     comparisons = []

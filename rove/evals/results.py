@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rove import distributed as dist
-from rove.evals.schema import check_result
-from rove.files import write_json
+from rove.evals.schema import EVALUATIONS, check_result
+from rove.files import check_folder, write_json
 
 
 def result_path(out: str | None, run: Path, name: str, pos_mode: str, yarn_values: str) -> Path:
@@ -20,12 +20,31 @@ def result_path(out: str | None, run: Path, name: str, pos_mode: str, yarn_value
     """
     orig = "_orig" if yarn_values == "orig" else ""
     path = Path(out) if out else run / "eval" / f"{name}_{pos_mode}{orig}.json"
+    make_room(path, EVALUATIONS)
+    return path
+
+
+def make_room(path: Path, kinds: tuple[str, ...]) -> None:
+    """Make the folder of a result file; ValueError where a result cannot be written.
+
+    A file that is there may be replaced when it is a result of one of `kinds`, and nothing else.
+    """
     if path.is_dir():
         raise ValueError(f"--out {path}: is a folder; name a file")
+    if os.path.lexists(path) and _kind_of(path) not in kinds:
+        what = f"holds something else than a result of eval.py ({', '.join(kinds)})"
+        raise ValueError(f"{path}: {what}; give another --out, or move that file away")
+    check_folder("--out", path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise ValueError(f"{path.parent}: may not write there; give --out")
-    return path
+
+
+def _kind_of(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())["kind"] if path.is_file() else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def read_result(path: Path) -> dict[str, Any]:

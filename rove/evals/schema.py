@@ -15,6 +15,7 @@ from rove.evals.ruler.tasks import TASKS
 
 Schema = dict[str, str]
 Content = dict[str, Any]
+EVALUATIONS = ("perplexity", "core", "ruler", "lm_eval", "structure")  # of a checkpoint
 MODES = ("learned", "rope", "rove", "rope+yarn", "rove+yarn")
 BY_LENGTH = ("packed", "tail", "sliding")
 
@@ -114,7 +115,7 @@ def conform(value: Any, schema: Schema, where: str = "") -> Content:
 def check_result(value: Any) -> Content:
     """Return a result of any kind but compare, complete; ValueError says what does not fit."""
     content = conform(value, COMMON)
-    _one_of(content, "kind", ("perplexity", "core", "ruler", "lm_eval", "structure"))
+    _one_of(content, "kind", EVALUATIONS)
     _one_of(content, "pos_mode", MODES)
     _one_of(content, "yarn_values", ("yarn", "orig"))
     checks = {"perplexity": _perplexity, "core": _core, "ruler": _ruler, "lm_eval": _lm_eval}

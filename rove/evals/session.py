@@ -15,6 +15,7 @@ from rove import distributed as dist
 from rove import runs
 from rove.evals import cost
 from rove.files import sha256_of
+from rove.words import names_in
 
 USED = ("model", "model_config", "tokenizer", "step", "data", "file")  # keys of a checkpoint
 
@@ -53,11 +54,11 @@ class Session:
         Frequencies of the values differ under rove+yarn alone.
         """
         s, found = self.settings, []
-        for mode in (s.pos_mode or self.trained["pos_mode"]).split(","):
-            for values in s.yarn_values.split(","):
-                kept = values if mode.strip() == "rove+yarn" else "yarn"
-                if (mode.strip(), kept.strip()) not in found:
-                    found.append((mode.strip(), kept.strip()))
+        for mode in names_in("pos_mode", s.pos_mode or self.trained["pos_mode"]):
+            for values in names_in("yarn_values", s.yarn_values):
+                kept = values if mode == "rove+yarn" else "yarn"
+                if (mode, kept) not in found:
+                    found.append((mode, kept))
         if s.yarn_factor is not None and not any("+yarn" in mode for mode, _ in found):
             modes = ", ".join(mode for mode, _ in found)
             self.say(f"warning: yarn_factor={s.yarn_factor} has no effect in mode {modes}")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rove import shards
-from rove.config import flatten
 from rove.files import write_json
 from rove.prepare import units
 from rove.prepare.writer import SplitWriter
 from rove.tokenizer import Tokenizer
+from rove.words import differences
 
 
 class Output:
@@ -130,7 +130,7 @@ def read_record(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     try:
         record = dict(json.loads(path.read_text(encoding="utf-8")))
         shards_done, name = n_complete(record), str(record["name"])
-        different = _differences(dict(record["settings"]), settings)
+        different = differences(dict(record["settings"]), settings)
         there = set(record) | set(record["splits"])
         if missing := {"revision", "position", "invalid", "ends", "train", "val"} - there:
             raise ValueError(f"without {', '.join(sorted(missing))}")
@@ -166,7 +166,7 @@ def is_prepared(folder: Path, settings: dict[str, Any]) -> bool:
     manifest = None if (folder / shards.UNFINISHED).exists() else shards.read_manifest(folder)
     if manifest is None:
         return False
-    if different := _differences(manifest.get("settings") or {}, settings):
+    if different := differences(manifest.get("settings") or {}, settings):
         raise ValueError(
             f"{folder} holds another data set: {different}; "
             "choose another --out_dir, or remove the folder first"
@@ -174,12 +174,3 @@ def is_prepared(folder: Path, settings: dict[str, Any]) -> bool:
     for split in ("train", "val"):
         shards.open_split(folder, split)
     return True
-
-
-def _differences(there: dict[str, Any], asked: dict[str, Any]) -> str:
-    there, asked = flatten(there), flatten(asked)
-    return ", ".join(
-        f"{key} {there.get(key)} (asked: {asked.get(key)})"
-        for key in sorted(there | asked)
-        if there.get(key) != asked.get(key)
-    )

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rove.prepare import hub
@@ -24,15 +24,15 @@ class Plan:
     lines: list[str]
     needed: dict[Path, int]
     """bytes that will be written below each folder"""
+    remedy: str = "make room, or set --out_dir to another disk"
+    """where a disk has less room"""
 
     def check_room(self) -> None:
         """Raise ValueError when a disk has less room than is needed."""
         for folder, n_bytes, free in self._disks():
             if n_bytes > free:
-                raise ValueError(
-                    f"{folder}: {size(n_bytes)} are needed, {size(free)} are free; "
-                    "make room, use --delete_downloads, or set HF_HOME or --out_dir to another disk"
-                )
+                room = f"{size(n_bytes)} are needed, {size(free)} are free"
+                raise ValueError(f"{folder}: {room}; {self.remedy}")
 
     def __str__(self) -> str:
         disks = [
@@ -96,7 +96,11 @@ def make_plan(
     if source.sizes:
         took = duration(source.text_bytes / (SHARE_OF_RATE * rate * num_workers))
         work = f"about {took} of tokenizing, the download apart: {work}"
-    return Plan([*lines, f"time: {work}"], needed)
+    made = Plan([*lines, f"time: {work}"], needed)
+    if source.downloads is None:
+        return made
+    free = "use --delete_downloads, " if source.downloads.keep else ""
+    return replace(made, remedy=f"make room, {free}or set HF_HOME or --out_dir to another disk")
 
 
 def files_at_once(source: Source, n_tokens: int, shard_tokens: int) -> int:

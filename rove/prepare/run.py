@@ -1,5 +1,8 @@
 """The work itself: what a source has goes through the tokenizing processes into both splits."""
 
+import glob
+import os
+import shlex
 import time
 from contextlib import closing
 from typing import Any
@@ -56,8 +59,9 @@ def write_shards(
                 saved = time.monotonic()
                 _free(source, output.take_complete())
     if not output.tokens:
-        skipped = describe_invalid(output.invalid) or "no rows"
-        raise ValueError(f"{source.dataset}: no row holds text ({skipped})")
+        why = describe_invalid(output.invalid) or "no rows"
+        other = "--dataset" if source.dataset != "files" else "--files"
+        raise ValueError(f"{source.single or source.dataset}: no text ({why}); give other {other}")
     output.finish(_why_empty(source, val_fraction))
     _free(source, names)
     keys = ("name", "vocab_size", "sha256")
@@ -74,12 +78,13 @@ def write_shards(
 
 def _why_empty(source: Source, val_fraction: float) -> str:
     """Return why a split can be empty and what helps, the end of a message."""
-    names = list(source.sizes)
     if source.n_val_tokens:
         return f"the first {source.n_val_tokens:,} tokens are for val); give more files"
-    if len(names) == 1 and names[0].endswith(".txt"):
-        cut = f"split -n l/20 --additional-suffix=.txt {names[0]} part_"
-        return f"a .txt file is one document); cut it, `{cut}`, and give --files 'part_*.txt'"
+    if source.single.endswith(".txt"):
+        parts = os.path.join(os.path.dirname(source.single), "part_")
+        cut = shlex.join(["split", "-nl/20", "--additional-suffix=.txt", source.single, parts])
+        files = shlex.quote(f"{glob.escape(parts)}*.txt")
+        return f"a .txt file is one document); cut it, `{cut}`, and give --files {files}"
     return f"--val_fraction {val_fraction}); give more documents or another --val_fraction"
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator
@@ -56,6 +57,8 @@ class Source:
     """the files that come from the hub, one by one"""
     n_val_tokens: int = 0
     """tokens at the start that are for validation; 0: documents are chosen by a hash"""
+    single: str = ""
+    """the path, as it was given, where all is one local file"""
 
     def fingerprint(self) -> dict[str, Any]:
         """Return names and sizes of the input, in short."""
@@ -71,6 +74,9 @@ class Source:
 def local_files(pattern: str) -> Source:
     """Take the files that match a pattern (`**` for any depth), sorted; ValueError if unfit."""
     pattern = os.path.expanduser(pattern)
+    if Path(pattern).is_dir():
+        inside = shlex.quote(os.path.join(glob.escape(pattern), "*"))
+        raise ValueError(f"--files {pattern}: is a folder; give {inside}")
     names = [pattern] if Path(pattern).is_file() else glob.glob(pattern, recursive=True)
     found = (Path(name).absolute() for name in names)
     paths = sorted({path for path in found if path.is_file()})
@@ -80,7 +86,9 @@ def local_files(pattern: str) -> Source:
     for path in paths:
         if not path.name.endswith(FORMATS):
             raise ValueError(f"{path}: extension is none of {', '.join(FORMATS)}; narrow --files")
-    return _from_files("files", {path.relative_to(root).as_posix(): path for path in paths})
+    source = _from_files("files", {path.relative_to(root).as_posix(): path for path in paths})
+    single = next(name for name in names if Path(name).is_file()) if len(paths) == 1 else ""
+    return replace(source, single=single)
 
 
 def fineweb_edu_files(folder: Path) -> Source:

@@ -123,7 +123,9 @@ def hash_fraction(key: str) -> float:
 def describe_invalid(invalid: dict[str, dict[str, int]]) -> str:
     """Say how many rows were null, empty or no text, with the file and row of the first."""
     return "; ".join(
-        f"{name}: {found['rows']} rows without text, the first is row {found['first']}"
+        f"{name}: is empty"
+        if name.endswith(".txt")
+        else f"{name}: {found['rows']} rows without text, the first is row {found['first']}"
         for name, found in sorted(invalid.items())
     )
 
@@ -231,7 +233,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
                 seen = True
                 yield row, value.get("text")
     except (OSError, UnicodeError) as error:  # a name that is no UTF-8 is not opened
-        raise ValueError(f"{path}: {one_line(error)}") from error
+        remedy = "get the file again, or leave it out of --files"
+        raise ValueError(f"{path}: {one_line(error)}; {remedy}") from error
 
 
 def _utf8(data: bytes, where: str) -> str:

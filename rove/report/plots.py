@@ -4,7 +4,6 @@ Blue and green shades are rope, red and yellow ones rove (Okabe and Ito's palett
 can tell apart); a run keeps its shade in all plots. matplotlib is imported when something is drawn.
 """
 
-import importlib
 import io
 import math
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from rove.errors import import_package
 from rove.report.read import Result, Run
 
 COLOURS = {
@@ -95,10 +95,9 @@ def look_of_run(run: Run) -> dict[str, Any]:
 def why_no_plots() -> str | None:
     """Return why nothing can be drawn, and the way out; None where matplotlib loads."""
     try:
-        importlib.import_module("matplotlib.figure")
-    except Exception as error:  # whatever is wrong with the package
-        why = "is not here" if isinstance(error, ModuleNotFoundError) else f"fails ({error!r:.100})"
-        return f"matplotlib {why}: pip install -r requirements.txt -c constraints.txt"
+        import_package("matplotlib.figure")
+    except ValueError as error:
+        return str(error)
     return None
 
 

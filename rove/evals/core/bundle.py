@@ -28,6 +28,7 @@ from rove.evals.core.tasks import (
     closest_label,
 )
 from rove.files import sha256_of, write_json
+from rove.words import names_in
 
 LAYOUT = "a bundle holds eval_data/CATEGORY/FILE.jsonl, such as eval_data/" + TASKS[0].file
 MARKER = ".bundle.json"  # in an unpacked bundle: the hash of its zip
@@ -48,7 +49,7 @@ def find_tasks(bundle: Path, names: str | None = None) -> tuple[list[Task], list
     Raises ValueError for an unknown label, for a named task without data, for a folder without any
     data, and where the bundle's own tables disagree with the table here.
     """
-    labels = list(BY_LABEL) if names is None else [name.strip() for name in names.split(",")]
+    labels = list(BY_LABEL) if names is None else names_in("tasks", names)
     for label in labels:
         if label not in BY_LABEL:
             near = closest_label(label)

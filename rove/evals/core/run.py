@@ -37,7 +37,9 @@ def find_bundle(e: Session) -> Path:
 
 def run(e: Session) -> None:
     """Measure every task whose data is there; CORE is told only when all 22 are."""
-    s, bundle = e.settings, find_bundle(e)
+    s, (mode, values) = e.settings, e.only_variant()
+    path = result_path(s.out, e.run, f"core_{s.truncation}", mode, values)
+    bundle = find_bundle(e)
     tasks, missing = bundles.find_tasks(bundle, s.tasks)
     loaded = [(t, path, bundles.load_items(path, t)) for t in tasks
               for path in [bundles.task_path(bundle, t)]]  # fmt: skip
@@ -45,8 +47,6 @@ def run(e: Session) -> None:
         if len(items[: s.max_per_task]) <= task.n_shots:
             least = f"its {task.n_shots} shots and a question need {task.n_shots + 1}"
             raise ValueError(f"{task.label}: max_per_task={s.max_per_task}, {file}: {least} items")
-    mode, values = e.only_variant()
-    path = result_path(s.out, e.run, f"core_{s.truncation}", mode, values)
     context = e.trained["block_size"]
     if s.max_length is not None and s.truncation == "extrapolate":
         e.say(f"warning: max_length={s.max_length} has no effect under extrapolate")

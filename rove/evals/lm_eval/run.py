@@ -4,7 +4,6 @@ import contextlib
 import difflib
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import math
 import os
@@ -18,10 +17,12 @@ import numpy as np
 import torch
 
 from rove import distributed as dist
+from rove.errors import import_package
 from rove.evals.core.run import one_factor
 from rove.evals.results import Partial, result_path
 from rove.evals.session import Session
 from rove.tokenizer import load_tokenizer
+from rove.words import names_in
 
 SEED = 0  # of Python's random, as the harness has it
 BOOTSTRAP = 100_000  # draws for a standard error that has no formula, as the harness has it
@@ -33,9 +34,8 @@ def run(e: Session) -> None:
     """Measure every task and write the results, as the harness gives them."""
     s = e.settings
     check_settings(s)
-    if importlib.util.find_spec("lm_eval") is None:
-        remedy = "pip install -r requirements-eval.txt -c constraints.txt"
-        raise ValueError(f"lm_eval is not installed; {remedy}")
+    with reports_once(e):
+        import_package("lm_eval.evaluator", "requirements-eval.txt")
     mode, values = e.only_variant()
     path = result_path(s.out, e.run, "lm_eval", mode, values)
     max_length = e.trained["block_size"] if s.max_length is None else s.max_length
@@ -106,7 +106,7 @@ def load_tasks(names: str, include_path: str | None, seed: int) -> dict[str, Loa
 
     names: of tasks, groups or tags, or patterns such as mmlu_*. include_path: folder of YAML files.
     """
-    manager, found = find_tasks([name.strip() for name in names.split(",")], include_path)
+    manager, found = find_tasks(names_in("tasks", names), include_path)
     loaded = {}
     for name in found:
         fix_seeds(seed)  # some tasks shuffle as they are loaded

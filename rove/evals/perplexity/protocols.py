@@ -111,12 +111,23 @@ def open_text(protocol: Protocol, val: TokenData, lengths: Sequence[int], max_to
         starts = [i * U for i in range(min((val.n_tokens - 1) // U, most))]
     if not starts:
         of_one = " of one document" if protocol == "sliding" else ""
+        longest = longest_length(protocol, val, max_tokens)
+        fit = ",".join(str(n) for n in (longest // 2, longest) if n)
+        remedy = f"give more text, or shorter ones: --lengths {fit}" if fit else "give more of both"
         raise ValueError(
             f"the split has {val.n_tokens} tokens and max_tokens is {max_tokens}: the largest "
-            f"length needs {U} + 1{of_one}; ask for shorter lengths or more text"
+            f"length needs {U} + 1{of_one}; {remedy}"
         )
     rows = np.stack([val.read(start, start + U + 1) for start in starts])
     return Text(protocol, rows, n_scored, short, val.tokenizer["eot_id"])
+
+
+def longest_length(protocol: Protocol, val: TokenData, max_tokens: int) -> int:
+    """Return the largest power of two that can be a length; 0 when none can."""
+    length = 1 << min(val.n_tokens - 1, max_tokens).bit_length() >> 1
+    while protocol == "sliding" and length and not long_documents(val, length, 1):
+        length //= 2
+    return length
 
 
 def long_documents(val: TokenData, largest: int, most: int) -> list[int]:

@@ -31,6 +31,7 @@ from rove.evals.ruler.results import by_context, gain_of
 from rove.evals.ruler.tasks import find_task
 from rove.evals.session import Session
 from rove.tokenizer import Tokenizer, load_tokenizer
+from rove.words import names_in
 
 Job = tuple[str, int]  # task, length
 
@@ -38,7 +39,10 @@ Job = tuple[str, int]  # task, length
 def find_samples(e: Session, tokenizer: Tokenizer) -> dict[Job, list[Sample]]:
     """Return the samples to score by task and length: read from a file, or made."""
     s = e.settings
-    names = None if s.tasks is None else [name.strip() for name in s.tasks.split(",")]
+    for key in ("samples", "essay", "squad", "hotpot"):
+        if (file := getattr(s, key)) is not None and not Path(file).is_file():
+            raise ValueError(f"--{key} {file}: no such file; name one")
+    names = None if s.tasks is None else names_in("tasks", s.tasks)
     lengths = parse_numbers("lengths", s.lengths or "4096,8192")
     if s.samples is not None:
         task = names[0] if names is not None and len(names) == 1 else None
@@ -72,9 +76,9 @@ def run(e: Session) -> None:
     """Score every task at every length and write the result."""
     s, tokenizer = e.settings, load_tokenizer(e.saved["tokenizer"]["name"])
     mode, values = e.only_variant()
-    jobs = find_samples(e, tokenizer)
     name = f"ruler_{'samples' if s.samples else s.layout}"
     path = result_path(s.out, e.run, name, mode, values)
+    jobs = find_samples(e, tokenizer)
     if s.save_samples is not None and e.world.is_main:
         folder = Path(s.save_samples)
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,8 @@ from importlib.resources import files
 from random import Random
 from typing import Any
 
+from rove.errors import import_package
+
 Encode = Callable[[str], Sequence[int] | Any]  # text -> ids, without special ones; has a length
 TRIES = 20_000  # of draws for a value with a given property
 
@@ -16,13 +18,10 @@ TRIES = 20_000  # of draws for a value with a given property
 def word_list(name: str) -> tuple[str, ...]:
     """Return the wonderwords list `noun`, `adjective` or `verb`: sorted, distinct, no spaces.
 
-    ValueError when the package is not installed.
+    ValueError when the package is not installed or does not load.
     """
-    try:
-        text = (files("wonderwords.assets") / f"{name}list.txt").read_text(encoding="utf-8")
-    except ModuleNotFoundError:
-        remedy = "pip install wonderwords==3.0.1"
-        raise ValueError(f"RULER's words come from a package that is missing: {remedy}") from None
+    package = import_package("wonderwords.assets")
+    text = (files(package) / f"{name}list.txt").read_text(encoding="utf-8")
     entries = {line.strip() for line in text.splitlines()}
     return tuple(sorted(entry for entry in entries if entry and " " not in entry))
 

@@ -1,0 +1,49 @@
+"""Users' errors: one line on stderr and exit code 2, with what helps against a missing package."""
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import NoReturn
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Make ValueError, OSError and ImportError one line on stderr and exit code 2, so warnings."""
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        if isinstance(error, ImportError):
+            error = ValueError(f"{error}; {how_to_install('requirements.txt')}")
+        rank = os.environ.get("RANK", "0")
+        fail(error, prefix="" if rank == "0" else f"[rank {rank}] ")
+
+
+def fail(error: ValueError | OSError, prefix: str = "") -> NoReturn:
+    """Print an error as one line and exit with 2."""
+    message = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        message = error.strerror + (f": {error.filename}" if error.filename is not None else "")
+    print(f"{prefix}error: {' '.join(message.split()) or repr(error)}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def import_package(name: str, requirements: str = "requirements.txt") -> ModuleType:
+    """Import a module of an optional package, which `requirements` lists.
+
+    Raises ValueError, whatever a missing or broken package raises.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        what = f"{name} does not load ({error!r:.200})"
+        raise ValueError(f"{what}; {how_to_install(requirements)}") from error
+
+
+def how_to_install(requirements: str) -> str:
+    """Return the command that installs what a file lists, at versions that work together."""
+    return f"pip install -r {requirements} -c constraints.txt"
