@@ -379,7 +379,7 @@ def test_non_finite_gradient_alone_stops_the_run(data, tmp_path, monkeypatch):
         train, "make_optimizer", lambda m, o: captured.append(m) or make_optimizer(m, o)
     )
     monkeypatch.setattr(torch.Tensor, "backward", poisoned)
-    with pytest.raises(SystemExit, match="step 2: gradient not finite"):
+    with pytest.raises(SystemExit, match="step 3: gradient not finite"):
         run(data, tmp_path / "run")
     assert all(p.isfinite().all() for p in captured[0].parameters())
 
