@@ -301,6 +301,12 @@ def test_compare_of_two_runs_takes_what_both_have(trained, tmp_path, capsys):
     files = [f"{trained}/{m}/eval/perplexity_packed_{m}.json" for m in ("rope", "rove")]
     evaluation.main(["compare", *files])
     assert capsys.readouterr().out.count("NLL at ") == 2
+    run("perplexity", trained / "rove", "--lengths", "32,64", "--max_tokens", "640")
+    assert "tokens is 640" in refused(capsys, "compare", *files)
+    evaluation.main(["compare", *both])
+    shown = capsys.readouterr().out
+    assert shown.count(" minus ") == 2 and shown.count("left out: ") == 1
+    assert "tokens is 640" in shown
     assert "A has 2 results" in refused(capsys, "compare", ",".join(files), files[0])
     assert "takes A and B" in refused(capsys, "compare", files[0])
     assert "no/such" in refused(capsys, "compare", "no/such", files[0])

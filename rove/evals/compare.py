@@ -37,10 +37,16 @@ def run(a: str, b: str, out: str | None) -> None:
     arms = [[Path(name) for name in names_in(key, side)] for key, side in sides.items()]
     if len(arms[0]) != len(arms[1]):
         raise ValueError(f"A has {len(arms[0])} results, B has {len(arms[1])}: give pairs of seeds")
-    comparisons = []
-    for files_a, files_b in pair_up(*arms):
-        results_a, results_b = ([read_result(f) for f in files] for files in (files_a, files_b))
-        rows = compare(results_a, results_b, [str(file) for file in (*files_a, *files_b)])
+    comparisons, pairs = [], pair_up(*arms)
+    for files_a, files_b in pairs:
+        try:
+            results_a, results_b = ([read_result(f) for f in files] for files in (files_a, files_b))
+            rows = compare(results_a, results_b, [str(file) for file in (*files_a, *files_b)])
+        except ValueError as error:
+            if len(pairs) == 1:
+                raise
+            print(f"left out: {error}")
+            continue
         content: dict[str, Any] = {"a": [str(f) for f in files_a], "b": [str(f) for f in files_b]}
         comparisons.append(content | {"rows": rows})
         print(f"{_named(files_b, results_b)} minus {_named(files_a, results_a)}")
@@ -49,6 +55,8 @@ def run(a: str, b: str, out: str | None) -> None:
             print(f"  seeds {[r['seed'] for r in results_a]}, resampled too: {few}")
         for row in rows:
             print(f"  {_shown(row)}")
+    if not comparisons:
+        raise ValueError(f"{a} and {b}: nothing was measured alike in both")
     if out is not None:
         write_json(Path(out), {"kind": "compare", "comparisons": comparisons})
         print(f"wrote {out}")
