@@ -191,7 +191,7 @@ def main(argv: list[str]) -> None:
     checks += [("losses after a resume", resumed, 1e-3)]
     checks += [] if peak is None else [("peak memory after resume", peak, PEAK_BOUND)]
     for name, value, bound in checks:
-        print(f"  {'ok    ' if value <= bound else 'MISSED'} {name:44s} {value:.2e} <= {bound:g}")
+        print(f"  {'ok    ' if value <= bound else 'MISSED'} {name:48s} {value:.2e} <= {bound:g}")
     if s.out is not None:
         rows = [{"check": n, "value": v, "bound": b} for n, v, b in checks]
         write_json(Path(s.out), {"checks": rows, **timing.described(s, device, True)})
