@@ -47,8 +47,10 @@ def main(argv: list[str]) -> None:
         try:
             lines = lines_of(name, json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            lines = [f"| {name} | | | | no result, see {name}.log |"]
-        print("\n".join(lines))
+            left = path.with_suffix(".log").exists()  # a file without is none of ours
+            lines = [f"| {name} | | | | no result, see {name}.log |"] if left else []
+        for line in lines:
+            print(line)
 
 
 if __name__ == "__main__":
