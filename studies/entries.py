@@ -11,6 +11,7 @@ from rove.files import write_atomic
 from rove.metrics import read_metrics
 from studies.experiments import Trial
 
+GRID = "grid"  # how the names of a grid's results begin
 FREE = ("out_dir", "seed", "data", "dry_run", "log")  # settings that tell runs of an arm apart
 
 
@@ -31,8 +32,24 @@ def make_entry(trial: Trial, run: Path) -> dict[str, Any]:
         "data_sha256": data_hash(run),
         "train_loss": curve,
         "val_loss": rows[-1]["val/loss"],
-        "cells": [cell for path in sorted(run.glob("eval/*.json")) for cell in _cells(path)],
+        **measurements(run),
     }
+
+
+def measurements(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return what was measured of a run: `cells`, and apart from them `grid`, over YaRN's factors.
+
+    Losses by block of text, which intervals need, are kept of the cells alone.
+    """
+    found: dict[str, list[dict[str, Any]]] = {"cells": [], "grid": []}
+    for path in sorted(run.glob("eval/*.json")):
+        if path.stem.startswith(GRID):
+            found["grid"] += [
+                {k: v for k, v in c.items() if k != "block_nll"} for c in _cells(path)
+            ]
+        else:
+            found["cells"] += _cells(path)
+    return found
 
 
 def data_hash(run: Path) -> str:
@@ -47,10 +64,7 @@ def _hash(value: Any) -> str:
 
 
 def _cells(path: Path) -> list[dict[str, Any]]:
-    """Return the measurements of a result file: mode, values, length, factor and numbers.
-
-    Losses by block of text are kept where YaRN's factor is the usual one, 5 decimals of a nat.
-    """
+    """Return the measurements of a result file: mode, values, length, factor, 5 decimals."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if content["kind"] == "window":
         return [
@@ -62,8 +76,7 @@ def _cells(path: Path) -> list[dict[str, Any]]:
     for row in content["results"]:
         cell = common | {key: row[key] for key in ("length", "yarn_factor", "tokens")}
         cell["nll"] = round(row["nll"], 5)
-        if not path.stem.startswith("grid"):
-            cell["block_nll"] = [round(x, 5) for x in row["block_nll"]]
+        cell["block_nll"] = [round(x, 5) for x in row["block_nll"]]
         cells.append(cell)
     return cells
 

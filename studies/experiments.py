@@ -25,6 +25,8 @@ class Trial:
     """folder of shards below the study's data folder"""
     flags: Flags
     """of train.py, beside data, folder and seed; `start.` ones are of start.py"""
+    has_grid: bool = False
+    """measure a grid of YaRN's factors too"""
 
     @property
     def name(self) -> str:
@@ -44,6 +46,8 @@ class Experiment:
     variants: dict[str, Flags] = field(default_factory=lambda: {"": {}})
     arms: dict[str, Flags] = field(default_factory=lambda: ARMS)
     data: str = STDLIB
+    has_grid: bool = False
+    """measure RoPE and RoVE over a grid of YaRN's factors too"""
 
     def trials(self, n_seeds: int | None = None) -> Iterator[Trial]:
         """Yield the trials, all arms and variants of a seed before the next seed."""
@@ -53,7 +57,9 @@ class Experiment:
                     # each seed of the ordered window has a table and a text of its own
                     own_text = f"window-{variant.split('-')[0]}-{seed}"
                     data = own_text if self.data == "window" else self.data
-                    yield Trial(self.name, variant, arm, seed, data, self.flags | own | arm_flags)
+                    flags = self.flags | own | arm_flags
+                    has_grid = self.has_grid and arm != "null"
+                    yield Trial(self.name, variant, arm, seed, data, flags, has_grid)
 
 
 def training(steps: int, batch: int, block_size: int, lr: float, warmup: int) -> Flags:
@@ -82,7 +88,7 @@ ORDERED = {f"k{k}-h{heads}": {"model.n_head": heads} for k in (1, 3) for heads i
 E1 = Experiment(
     "E1", "ordered window: one layer, width 64, context 64", 8, WINDOW, ORDERED, data="window"
 )
-E2 = Experiment("E2", "bytes: 0.8M parameters, context 128, 1,200 steps", 8, SMALL)
+E2 = Experiment("E2", "bytes: 0.8M parameters, context 128, 1,200 steps", 8, SMALL, has_grid=True)
 E3 = Experiment("E3", "bytes: 4.7M parameters, context 256, 1,500 steps", 8, LARGER)
 E4 = Experiment("E4", "E2 for 4,800 steps", 4, SMALL | {"train.max_steps": 4800})
 E7 = Experiment(

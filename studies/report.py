@@ -136,6 +136,26 @@ def language_tables(name: str, variant: str, entries: Sequence[Entry]) -> str:
     ])  # fmt: skip
 
 
+def grid_table(name: str, entries: Sequence[Entry]) -> str:
+    """Return mean losses by YaRN's factor and length; empty where none were measured."""
+    lines = []
+    for arm in ARMS:
+        own = [e["grid"] for e in entries if e["arm"] == arm and e.get("grid")]
+        by_setting: dict[tuple[str, float, int], list[float]] = {}
+        for cell in (cell for grid in own for cell in grid):
+            key = (cell["yarn_values"], cell["yarn_factor"], cell["length"])
+            by_setting.setdefault(key, []).append(cell["nll"])
+        lengths = sorted({length for _, _, length in by_setting})
+        for values, factor in sorted({key[:2] for key in by_setting}, reverse=True):
+            found = [by_setting[values, factor, n] for n in lengths]
+            means = [f"{sum(x) / len(x):.4f}" for x in found]
+            lines.append([arm, values, f"{factor:g}", str(len(own)), *means])
+    if not lines:
+        return ""
+    head = ["arm", "values", "factor", "seeds", *(f"{n}x" for n in TIMES)]
+    return f"{name}: NLL with YaRN's factor fixed (exploratory).\n\n{table(head, lines)}"
+
+
 def _at(times: int, wanted: dict[str, Any]) -> dict[str, Any]:
     """Return what to look up at a length: at the training context YaRN changes nothing."""
     return {} if times == 1 else wanted
@@ -181,6 +201,7 @@ def tables(results: dict[str, list[Entry]]) -> str:
     for name in ("E2", "E3", "E4", "E7", "E8"):
         variants = sorted({e["variant"] for e in results.get(name, [])})
         parts += [language_tables(name, variant, results[name]) for variant in variants]
+        parts += [grid_table(name, results.get(name, []))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -27,7 +27,7 @@ from rove.config import load  # noqa: E402
 from rove.errors import user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
 from studies import tasks  # noqa: E402
-from studies.entries import collect, key_of, make_entry, read_entries  # noqa: E402
+from studies.entries import GRID, collect, key_of, make_entry, read_entries  # noqa: E402
 from studies.experiments import EXPERIMENTS, STDLIB, Experiment, Trial  # noqa: E402
 
 TARGETS = 131072  # of each length
@@ -125,15 +125,16 @@ def run_trial(trial: Trial, out: Path) -> None:
 
 
 def measure(trial: Trial, run: Path, log: Path) -> None:
-    """Measure perplexities by length, with and without YaRN, and over a grid of YaRN's factors."""
+    """Measure perplexities by length, with and without YaRN, and over a grid if asked to."""
     block_size, mode = int(trial.flags["model.block_size"]), str(trial.flags["model.pos_mode"])
     lengths = ",".join(str(block_size * times) for times in (1, 2, 4, 8))
     common = ["--checkpoint", run, "--lengths", lengths, "--max_tokens", TARGETS]
+    common += ["--batch_size", 8]
     readings = ["yarn", "orig"] if mode == "rove" else ["yarn"]
     modes = ["--pos_mode", f"{mode},{mode}+yarn", "--yarn_values", ",".join(readings)]
     script(log, "eval.py", "perplexity", *common, *modes)
-    for values in readings:
-        grid = ["--yarn_values", values, "--out", run / f"eval/grid_{values}.json"]
+    for values in readings if trial.has_grid else ():
+        grid = ["--yarn_values", values, "--out", run / f"eval/{GRID}_{values}.json"]
         grid += ["--pos_mode", f"{mode}+yarn", "--yarn_factor", "2,4,8,16"]
         script(log, "eval.py", "perplexity", *common, *grid)
 

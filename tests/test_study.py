@@ -152,6 +152,27 @@ def test_tables_have_every_number_with_interval_and_seeds(tmp_path, capsys):
     assert "no results" in capsys.readouterr().err
 
 
+def test_a_grid_is_kept_apart_from_what_endpoints_are_made_of(tmp_path):
+    folder, common = tmp_path / "eval", {"kind": "perplexity", "pos_mode": "rove+yarn"}
+    folder.mkdir()
+    usual, grid = ("perplexity_packed_rove+yarn", 2.0, (1,)), ("grid_yarn", 3.0, (2, 4))
+    for name, nll, factors in (usual, grid):
+        rows = [
+            {"length": 32 * n, "yarn_factor": n if factors == (1,) else factor, "tokens": 640,
+             "nll": nll, "block_nll": [nll - 0.1, nll + 0.1]}
+            for n in (1, 2, 4, 8) for factor in factors
+        ]  # fmt: skip
+        content = common | {"yarn_values": "yarn", "results": rows}
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    made = entries.measurements(tmp_path) | {"arm": "rove", "seed": 1}
+    assert endpoints.losses([made], 4, True).tolist() == [[1.9, 2.1]]
+    assert [cell["nll"] for cell in made["grid"]] == [3.0] * 8
+    assert not any("block_nll" in cell for cell in made["grid"])
+    second = {**made, "grid": [cell | {"nll": 4.0} for cell in made["grid"]]}
+    table = report.grid_table("E2", [made, second])
+    assert "| rove | yarn | 2 | 2 | 3.5000 |" in table and report.grid_table("E2", language()) == ""
+
+
 # ---------------------------------------------------------------- the null arm and the texts
 
 
