@@ -31,6 +31,7 @@ from rove import distributed as dist
 from rove import overview, runs
 from rove.config import flatten, load, to_dict
 from rove.errors import user_errors
+from rove.files import lock_folder
 from rove.metrics import check_finite, fetch_losses, open_metrics
 from rove.optim import learning_rate, make_optimizer, update
 from rove.shards import BatchOrder, TokenData, open_split, split_batch
@@ -226,7 +227,7 @@ def main(argv: list[str]) -> None:
     # The run folder: a new run, or the one that is there and what it had reached
     with user_errors():
         dist.connect(world, device, t.dist_timeout_s)
-        lock = dist.on_main(world, lambda: runs.lock_run(run))  # held until the process ends
+        lock = dist.on_main(world, lambda: lock_folder(run, "training"))  # to the end
         resume = t.resume == "auto" or dist.has_started()
         found = dist.on_main(world, lambda: runs.find_run(run, config, resume, fixed, say))
         resume_from = dist.gather(found)[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -16,17 +16,12 @@ from rove.checkpoint import (
     vouched_entries,
 )
 from rove.config import flatten, load, to_dict
-from rove.files import check_folder, lock_folder
+from rove.files import check_folder
 from rove.gpt2 import HUB
 
 OWN_TEMPORARIES = {
     f"{name}.tmp" for name in ("config.yaml", "metrics.jsonl", "latest.json", "best.json")
 }
-
-
-def lock_run(run: Path) -> IO[str]:
-    """Take the folder's only writer's place; see lock_folder."""
-    return lock_folder(run, "training")
 
 
 def tidy_run(run: Path) -> None:

@@ -26,6 +26,7 @@ from tqdm import tqdm  # noqa: E402
 from rove.config import load  # noqa: E402
 from rove.errors import user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
+from rove.words import names_in  # noqa: E402
 from studies import tasks  # noqa: E402
 from studies.entries import GRID, collect, key_of, make_entry, read_entries  # noqa: E402
 from studies.experiments import EXPERIMENTS, STDLIB, Experiment, Trial  # noqa: E402
@@ -177,7 +178,7 @@ def main(argv: list[str]) -> None:
     """Run what the command line names."""
     s = load(Settings, argv, prog="studies/run.py", description="Run the study's experiments.")
     with user_errors():
-        names = s.experiments.split(",")
+        names = names_in("experiments", s.experiments)
         for name in names:
             if name not in EXPERIMENTS:
                 raise ValueError(f"experiments={name!r}: must be among {', '.join(EXPERIMENTS)}")

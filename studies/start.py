@@ -29,7 +29,7 @@ from rove.tokenizer import load_tokenizer  # noqa: E402
 
 @dataclass(frozen=True)
 class Settings:
-    file: str = ""
+    file: str
     """file to write"""
     model: GPTConfig = field(default_factory=lambda: GPTConfig(vocab_size=None))
     seed: int = 1
@@ -69,8 +69,6 @@ def main(argv: list[str]) -> None:
     """Write a checkpoint of step 0, for text in bytes."""
     s = load(Settings, argv, prog="studies/start.py", description="Write weights to start from.")
     with user_errors():
-        if not s.file:
-            raise ValueError("file: name the file to write, --file FILE")
         tokenizer = load_tokenizer("byte")
         model = make(replace(s, model=replace(s.model, vocab_size=tokenizer.vocab_size)))
         known = ("name", "vocab_size", "sha256", "eot_id")

@@ -31,14 +31,14 @@ BETAS = ((32.0, 1.0), (2.0, 0.25))  # YaRN's fast and slow
 
 @dataclass(frozen=True)
 class Settings:
-    checkpoint: str = ""
+    checkpoint: str
     """run folder or checkpoint file"""
-    data: str = ""
+    data: str
     """folder of token shards, of which `val` is read"""
+    out: str
+    """result file"""
     max_tokens: int = 131072
     """targets at most"""
-    out: str = ""
-    """result file"""
 
 
 def cells_of(block_size: int, mode: str) -> list[dict[str, Any]]:
@@ -76,9 +76,6 @@ def main(argv: list[str]) -> None:
     """Measure a run in all settings and write them."""
     s = load(Settings, argv, prog="studies/window.py", description="Measure the ordered window.")
     with user_errors():
-        for key in ("checkpoint", "data", "out"):
-            if not getattr(s, key):
-                raise ValueError(f"{key}: give --{key}")
         checkpoint, val = load_checkpoint(s.checkpoint), open_split(s.data, "val")
         trained = checkpoint["model_config"]
         block_size, U = trained["block_size"], trained["block_size"] * TIMES[-1]

@@ -180,17 +180,17 @@ def pair_of_models():
     """A RoVE model whose value tables turn the other way, and the same with exchanged halves."""
     config = GPTConfig(vocab_size=64, block_size=16, n_layer=2, n_head=2, n_embd=32, bias=True,
                        pos_mode="rove")  # fmt: skip
-    settings = start.Settings(model=config, seed=5)
+    settings = start.Settings("", model=config, seed=5)
     flipped = start.make(settings)
     turned_back = torch.tensor([1.0, -1.0])[:, None, None]
     flipped.tables.v = flipped.tables.qk * turned_back
-    exchanged = start.make(start.Settings(model=config, seed=5, reversed=True))
+    exchanged = start.make(start.Settings("", model=config, seed=5, reversed=True))
     return flipped, exchanged
 
 
 def test_exchanged_halves_are_rove_with_its_sign_flipped_through_training():
     flipped, exchanged = pair_of_models()
-    plain = start.make(start.Settings(model=flipped.config, seed=5))
+    plain = start.make(start.Settings("", model=flipped.config, seed=5))
     idx = torch.randint(64, (4, 17), generator=torch.Generator().manual_seed(0))
     x, y = idx[:, :-1], idx[:, 1:]
     assert (flipped(x)[0] - exchanged(x)[0]).abs().max() < 1e-5
@@ -211,11 +211,11 @@ def test_weights_to_start_from_are_those_of_train_py():
     config = GPTConfig(vocab_size=64, block_size=16, n_layer=1, n_head=2, n_embd=64)
     torch.manual_seed(3)
     drawn = GPT(config)
-    made_here = start.make(start.Settings(model=config, seed=3))
+    made_here = start.make(start.Settings("", model=config, seed=3))
     assert all(
         torch.equal(a, b) for a, b in zip(drawn.parameters(), made_here.parameters(), strict=True)
     )
-    wide = start.make(start.Settings(model=config, seed=3, std_by_width=True))
+    wide = start.make(start.Settings("", model=config, seed=3, std_by_width=True))
     assert float(wide.transformer.wte.weight.detach().std()) == pytest.approx(1 / 8, rel=0.05)
     assert torch.equal(wide.transformer.ln_f.weight, drawn.transformer.ln_f.weight)
 

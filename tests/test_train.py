@@ -171,9 +171,9 @@ def test_a_changed_environment_is_named(data, tmp_path, capsys):
 
 
 def test_a_second_writer_is_refused(data, tmp_path):
-    from rove.runs import lock_run
+    from rove.files import lock_folder
 
-    with lock_run(tmp_path / "run"):
+    with lock_folder(tmp_path / "run", "training"):
         line = refused(run_script("train.py", *tiny_flags(data, tmp_path / "run")))
     assert "another process" in line
 
