@@ -20,7 +20,7 @@ from rove.config import load
 from rove.errors import user_errors
 from rove.export.card import card_files, read_results
 from rove.export.folder import WEIGHTS, check_out, export_config, tokenizer_files, write_folder
-from rove.files import sha256_of
+from rove.files import check_folder, sha256_of
 from rove.runs import run_of
 from rove.tokenizer import load_tokenizer
 
@@ -55,6 +55,7 @@ def main(argv: list[str]) -> None:
     s = load(Settings, argv, prog="export_hf.py", description=what)
     with user_errors():
         out, run = Path(os.path.abspath(s.out_dir)), run_of(s.checkpoint)
+        check_folder("--out_dir", out)
         check_out(out)
         saved = load_checkpoint(s.checkpoint, mmap=True)
         model = GPT.from_checkpoint(saved)  # a checkpoint that is none is refused here
@@ -68,9 +69,10 @@ def main(argv: list[str]) -> None:
         files |= card_files(out.name, run, config, results, has_tokenizer=bool(files))
         n_params = write_folder(out, config, model.state_dict(), files)
         size = (out / WEIGHTS).stat().st_size / 1e6
-    print(f"wrote {s.out_dir}: {model.config.pos_mode}, step {saved['step']:,}, {len(results)} "
-          f"evaluations, {n_params:,} parameters in {s.dtype}, {size:,.1f} MB")  # fmt: skip
-    print(f"next: AutoModelForCausalLM.from_pretrained({s.out_dir!r}, trust_remote_code=True)")
+        what = f"{model.config.pos_mode}, step {saved['step']:,}, {len(results)} evaluations"
+        print(f"wrote {s.out_dir}: {what}, {n_params:,} parameters in {s.dtype}, {size:,.1f} MB")
+        call = f"from_pretrained({s.out_dir!r}, trust_remote_code=True)"
+        print(f"next: AutoModelForCausalLM.{call}", flush=True)
 
 
 if __name__ == "__main__":

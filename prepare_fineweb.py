@@ -24,7 +24,7 @@ from typing import Any, Literal
 from rove import shards
 from rove.config import load
 from rove.errors import user_errors
-from rove.files import lock_folder, write_json
+from rove.files import check_folder, lock_folder, write_json
 from rove.prepare import checks, hub, plan, pretokenized, sources
 from rove.prepare.downloads import Downloads
 from rove.prepare.long_docs import write_long_docs
@@ -140,6 +140,7 @@ def open_source(settings: Settings, commit: str | None) -> sources.Source:
 def prepare(settings: Settings) -> None:
     """Prepare a folder of shards, or go on with it, or find it finished."""
     folder, record = settings.folder, settings.recorded()
+    check_folder("--out_dir", folder)
     source = None
     if settings.source in ("files", "python-stdlib") or settings.local_dir:
         source = open_source(settings, None)
@@ -233,17 +234,13 @@ def finish(folder: Path, manifest: dict[str, Any]) -> None:
 def main(argv: Sequence[str]) -> None:
     """Prepare, or run `verify DIR` or `stats DIR`."""
     command = {"verify": checks.verify, "stats": checks.stats}.get(argv[0] if argv else "")
-    try:
-        with user_errors():
-            if command is None or "-h" in argv or "--help" in argv:
-                prepare(load(Settings, argv, prog="prepare_fineweb.py", description=DESCRIPTION))
-            elif len(argv) != 2:
-                raise ValueError(f"give one folder: prepare_fineweb.py {argv[0]} DIR")
-            else:
-                command(Path(argv[1]))
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on", file=sys.stderr)
-        raise SystemExit(130) from None
+    with user_errors():
+        if command is None or "-h" in argv or "--help" in argv:
+            prepare(load(Settings, argv, prog="prepare_fineweb.py", description=DESCRIPTION))
+        elif len(argv) != 2 or not argv[1]:
+            raise ValueError(f"give one folder: prepare_fineweb.py {argv[0]} DIR")
+        else:
+            command(Path(argv[1]))
 
 
 if __name__ == "__main__":

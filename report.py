@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rove.config import load
 from rove.errors import user_errors
+from rove.files import check_folder
 from rove.report.build import build, summary, write
 from rove.report.plots import why_no_plots
 from rove.report.publish import publish
@@ -37,24 +38,22 @@ def main(argv: list[str]) -> None:
     description = "Set runs beside each other: report.py RUN ... [--out DIR]"
     settings = load(Settings, flags, prog="report.py", description=description)
     with user_errors():
-        if not names:
+        if not all(names) or not names:
             raise ValueError("no run folders given: report.py RUN ... [--out DIR]")
         out = Path(settings.out)
-        if out.exists() and not out.is_dir():
-            raise ValueError(f"--out {out}: is a file; name a folder")
+        check_folder("--out", out)
         runs, results = read_runs(names)
         sections = build(runs, results)
         if why := why_no_plots():
             print(f"notice: no plots: {why}")
             sections = [replace(section, plots={}) for section in sections]
         path = write(sections, out)
-    print(summary(sections))
-    plots = [out / name for section in sections for name in section.plots]
-    print(f"\nwrote {path} and {len(plots)} plots")
-    if settings.wandb != "disabled":
-        with user_errors():
+        print(summary(sections))
+        plots = [out / name for section in sections for name in section.plots]
+        print(f"\nwrote {path} and {len(plots)} plots", flush=True)
+        if settings.wandb != "disabled":
             publish(runs, results, [path, *plots], settings.wandb, settings.wandb_project)
-        print(f"sent to wandb ({settings.wandb}): {len(runs)} runs")
+            print(f"sent to wandb ({settings.wandb}): {len(runs)} runs")
 
 
 if __name__ == "__main__":

@@ -121,7 +121,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    main(sys.argv[1:])

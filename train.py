@@ -31,7 +31,7 @@ from rove import distributed as dist
 from rove import overview, runs
 from rove.config import flatten, load, to_dict
 from rove.errors import user_errors
-from rove.files import lock_folder
+from rove.files import check_folder, lock_folder
 from rove.metrics import check_finite, fetch_losses, open_metrics
 from rove.optim import learning_rate, make_optimizer, update
 from rove.shards import BatchOrder, TokenData, open_split, split_batch
@@ -180,6 +180,7 @@ def main(argv: list[str]) -> None:
 
     # What to run, checked before anything is written
     with user_errors():
+        check_folder("--out_dir", run)
         device = dev.resolve_device(t.device, world.local_rank)
         dev.keep_freed_memory(device)
         dtype = dev.resolve_dtype(t.dtype, device, config.model.n_embd)
@@ -217,17 +218,13 @@ def main(argv: list[str]) -> None:
     say(overview.at_start(config, n_params, environment, data, world.size, batch, run_flops))
     if notice:
         say(f"notice: {notice.strip()}")
-    fixed = ("model.", "seed", "train.tokens_per_step")
-    if config.dry_run:
-        with user_errors():
-            runs.check_run(run, config, t.resume == "auto", fixed, say)
-        say("dry run: nothing is written")
-        return
 
     # The run folder: a new run, or the one that is there and what it had reached
     with user_errors():
         dist.connect(world, device, t.dist_timeout_s)
-        lock = dist.on_main(world, lambda: lock_folder(run, "training"))  # to the end
+        take = partial(lock_folder, run, "training")
+        lock = None if config.dry_run else dist.on_main(world, take)  # held to the end
+        fixed = ("model.", "seed", "train.tokens_per_step")
         resume = t.resume == "auto" or dist.has_started()
         found = dist.on_main(world, lambda: runs.find_run(run, config, resume, fixed, say))
         resume_from = dist.gather(found)[0]
@@ -245,6 +242,10 @@ def main(argv: list[str]) -> None:
                     say(f"warning: {key} was {before}, is now {now}: results can differ")
             if start > t.max_steps:
                 say(f"notice: that is beyond train.max_steps={t.max_steps}; nothing is trained")
+        if config.dry_run:
+            say("dry run: nothing is written")
+            dist.disconnect()
+            return
         log = partial(open_metrics, run, start, config, config.log, wandb_id)
         metrics = dist.on_main(world, log)
     if compiles:

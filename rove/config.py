@@ -58,7 +58,7 @@ def load(
             if values[key] is Unset:
                 raise ValueError(f"--{key} is required: {_expected(kinds)}")
             if values[key] == "" != usual[key]:  # as a path it would mean the folder one is in
-                raise ValueError(f"--{key} '': is empty; give {_expected(kinds)}, or leave it out")
+                raise ValueError(f"--{key} '': is empty; give {_expected(kinds)}")
         config = root(**parser.instantiate(values).as_dict())
     except ValueError as error:
         if os.environ.get("RANK", "0") == "0":

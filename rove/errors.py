@@ -1,7 +1,9 @@
 """Users' errors: one line on stderr and exit code 2, with what helps against a missing package."""
 
 import importlib
+import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -9,13 +11,30 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import NoReturn
 
+NO_MEMORY = re.compile("allocate memory|out of memory")
+
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Make ValueError, OSError and ImportError one line on stderr and exit code 2, so warnings."""
+    """Make ValueError, OSError and ImportError one line on stderr and exit code 2, so warnings.
+
+    So too memory that cannot be had. Ctrl-C ends with 130, and what a terminal cannot show is
+    escaped.
+    """
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         yield
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError
+        if isinstance(error, RuntimeError) and not NO_MEMORY.search(str(error)):
+            raise
+        remedy = "make the model, its batch or the length smaller"
+        fail(ValueError(f"not enough memory ({error!s:.200}); {remedy}"))
     except (ValueError, OSError, ImportError) as error:
         if isinstance(error, ImportError):
             error = ValueError(f"{error}; {how_to_install('requirements.txt')}")

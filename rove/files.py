@@ -67,21 +67,21 @@ def sha256_of(path: Path) -> str:
 
 
 def check_folder(flag: str, folder: Path) -> None:
-    """Raise ValueError, naming the flag, when a file or a dangling link is in a folder's way."""
+    """Raise ValueError, naming the flag, for a folder that cannot be made or written to."""
     there = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
     if not there.is_dir():
         what = "is a file" if there.exists() else "is a link to nothing"
         which = "" if there == folder else f"{there} "
         raise ValueError(f"{flag} {folder}: {which}{what}; name a folder")
+    if not os.access(there, os.W_OK):
+        raise ValueError(f"{flag} {folder}: may not write in {there}; name another folder")
 
 
 def lock_folder(folder: Path, what: str) -> IO[str]:
-    """Take an --out_dir's only writer's place until the returned file is closed, or this process.
+    """Make a folder and take its only writer's place until the returned file is closed.
 
-    Raises ValueError while another process holds it, where what: what that one does, and when
-    there can be no such folder.
+    Raises ValueError while another process holds it; what: what that one does there.
     """
-    check_folder("--out_dir", folder)
     folder.mkdir(parents=True, exist_ok=True)
     lock = (folder / ".lock").open("a")
     try:

@@ -94,7 +94,7 @@ class Wandb:
 
     def _give_up(self, error: BaseException) -> None:
         if self.run is not None:
-            missing = isinstance(error, ModuleNotFoundError)
+            missing = isinstance(error, ImportError)
             remedy = f" ({how_to_install('requirements.txt')})" if missing else ""
             what = f"wandb is off from here on: {error!r}{remedy}; metrics go on"
             warnings.warn(what, stacklevel=3)

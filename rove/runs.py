@@ -16,12 +16,12 @@ from rove.checkpoint import (
     vouched_entries,
 )
 from rove.config import flatten, load, to_dict
-from rove.files import check_folder
 from rove.gpt2 import HUB
 
 OWN_TEMPORARIES = {
     f"{name}.tmp" for name in ("config.yaml", "metrics.jsonl", "latest.json", "best.json")
 }
+UNSAID = ("train.resume", "out_dir", "dry_run")
 
 
 def tidy_run(run: Path) -> None:
@@ -44,25 +44,13 @@ def find_run(
 ) -> Path | None:
     """Return the checkpoint to go on from, or None for a run that starts (or never saved).
 
-    The folder is tidied, unless check_run refuses it.
+    The folder is tidied, unless this is a dry run. Raises ValueError when it holds a run and
+    `resume` is false, or when a setting whose dotted key begins with one of `fixed` differs from
+    the run's; other differences are told.
     """
-    holds_run = check_run(run, config, resume, fixed, say)
-    tidy_run(run)
-    return latest_path(run) if holds_run else None
-
-
-def check_run(
-    run: Path, config: Any, resume: bool, fixed: tuple[str, ...], say: Callable[[str], None]
-) -> bool:
-    """Return whether the folder holds a run; nothing is written.
-
-    Raises ValueError when it does and `resume` is false, or when a setting whose dotted key begins
-    with one of `fixed` differs from the run's; other differences are told.
-    """
-    check_folder("--out_dir", run)
-    if not any((run / name).exists() for name in ("config.yaml", "metrics.jsonl", "checkpoints")):
-        return False
-    if not resume:
+    own = ("config.yaml", "metrics.jsonl", "checkpoints")
+    holds_run = any((run / name).exists() for name in own)
+    if holds_run and not resume:
         ways = "--train.resume auto continues it, another --out_dir starts a new one"
         raise ValueError(f"{run} holds a run: {ways}")
     if (run / "config.yaml").exists():
@@ -70,9 +58,14 @@ def check_run(
         for key, value in flatten(to_dict(config)).items():
             if value != saved[key] and key.startswith(fixed):
                 raise ValueError(f"{key}={value}: the run in {run} has {saved[key]}; keep that")
-            if value != saved[key] and key not in ("train.resume", "out_dir"):
+            if value != saved[key] and key not in UNSAID:
                 say(f"resume: {key} was {saved[key]}, is now {value}")
-    return True
+    if not config.dry_run:
+        tidy_run(run)
+    found = latest_path(run) if holds_run else None
+    if holds_run and found is None:
+        say(f"resume: {run} has no checkpoint yet; it starts from the beginning")
+    return found
 
 
 def start_from(path: str, model: Any, tokenizer: dict[str, Any]) -> None:
@@ -126,3 +119,9 @@ def read_run_config(run: Path) -> dict[str, Any]:
         return dict(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, yaml.YAMLError):
         return {}
+
+
+def run_setting(run: Path, key: str) -> str | None:
+    """Return a text of a run's config.yaml by its dotted key; None where it has none."""
+    value = flatten(read_run_config(run)).get(key)
+    return value if isinstance(value, str) else None

@@ -118,7 +118,8 @@ def open_split(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"data folder {folder} does not exist; make it with prepare_fineweb.py")
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ValueError(f"data folder {folder} {what}; make it with prepare_fineweb.py")
     if (folder / UNFINISHED).exists():
         raise ValueError(f"{folder}: preparation did not finish; run the same command again")
     manifest = read_manifest(folder)

@@ -25,7 +25,7 @@ from tqdm import tqdm  # noqa: E402
 
 from rove.config import load  # noqa: E402
 from rove.errors import user_errors  # noqa: E402
-from rove.files import write_json  # noqa: E402
+from rove.files import check_folder, write_json  # noqa: E402
 from rove.words import names_in  # noqa: E402
 from studies import tasks  # noqa: E402
 from studies.entries import GRID, collect, key_of, make_entry, read_entries  # noqa: E402
@@ -185,6 +185,7 @@ def main(argv: list[str]) -> None:
         for key, value in (("seeds", s.seeds), ("workers", s.workers)):
             if value is not None and value < 1:
                 raise ValueError(f"{key}={value}: must be at least 1")
+        check_folder("--out", Path(s.out))
         chosen = [EXPERIMENTS[name] for name in names]
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         STOPPING.clear()
@@ -192,9 +193,6 @@ def main(argv: list[str]) -> None:
             failed = run_all(chosen, s.seeds, s.workers, Path(s.out))
         except FailedError as error:
             raise SystemExit(f"error: {error}") from None
-        except KeyboardInterrupt:
-            print("stopped; the same command goes on", file=sys.stderr)
-            raise SystemExit(130) from None
     if failed:
         raise SystemExit(f"error: {failed} runs failed; the same command tries them again")
 

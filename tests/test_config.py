@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 import yaml
 
 from rove.config import flatten, load, to_dict, to_yaml
@@ -533,6 +534,24 @@ def test_user_errors_are_one_line(capsys, monkeypatch, error: Exception, message
             raise error
         assert stop.value.code == 2
         assert capsys.readouterr() == ("", f"{prefix}error: {message}\n")
+
+
+def test_user_errors_know_ctrl_c_and_memory_that_cannot_be_had(capsys) -> None:
+    with pytest.raises(SystemExit) as stop, user_errors():
+        raise KeyboardInterrupt
+    assert stop.value.code == 130 and capsys.readouterr().err == "interrupted\n"
+    with pytest.raises(SystemExit) as stop, user_errors():
+        torch.empty(2**60, dtype=torch.uint8)
+    line = capsys.readouterr().err
+    assert stop.value.code == 2 and line.startswith("error: not enough memory (")
+    assert line.count("\n") == 1 and "batch or the length smaller" in line
+
+
+def test_what_a_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    code = "from rove.errors import user_errors\nwith user_errors():\n    print('\u00fc'); 1 / 0"
+    env = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.stdout == "\\xfc\n" and "ZeroDivisionError" in done.stderr
 
 
 def test_user_errors_pass_the_rest() -> None:

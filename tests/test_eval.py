@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -246,7 +247,7 @@ def test_text_that_is_too_short_is_refused(protocol):
         text_of(protocol, [128], stream(100))
     with pytest.raises(ValueError, match="max_tokens is 3"):
         text_of(protocol, [4, 8], max_tokens=3)
-    with pytest.raises(ValueError, match="give more of both"):
+    with pytest.raises(ValueError, match="max_tokens=0: must be at least 1"):
         text_of(protocol, [4, 8], max_tokens=0)
 
 
@@ -258,6 +259,9 @@ def test_the_lengths_that_a_refusal_names_work(protocol, start, max_tokens):
         text_of(protocol, [64, 128], ids, max_tokens if protocol != "tail" else min(max_tokens, 63))
     lengths = ppl.parse_lengths(str(caught.value).rpartition(" ")[2])
     assert len(lengths) == 2 and len(text_of(protocol, lengths, ids, max_tokens).rows) >= 1
+    if protocol != "tail":  # which is limited in another way
+        with pytest.raises(ValueError, match="shorter ones"):
+            text_of(protocol, [2 * n for n in lengths], ids, max_tokens)
 
 
 # ---------------------------------------------------------------- intervals
@@ -435,7 +439,7 @@ def test_positions_by_the_script(trained):
         (["--checkpoint="], ["--checkpoint '': is empty"]),
         (["--pos_mode", "rope,rope+yarn", "--out", "a.json"], ["one file cannot hold 2 modes"]),
         (["--protocol", "sliding", "--lengths", "1024,2048"], ["4000 tokens", "one document"]),
-        (["--max_tokens", "0"], ["max_tokens is 0"]),
+        (["--max_tokens", "0"], ["max_tokens=0: must be at least 1"]),
         (["--out", "."], ["is a folder"]),
         (["--protocol", "sideways"], ["protocol", "packed"]),
     ],
@@ -481,7 +485,7 @@ def test_a_killed_evaluation_goes_on_after_the_last_length(trained, tmp_path, mo
 
     monkeypatch.setattr(ppl, "measure", dying)
     (tmp_path / "a.json").unlink()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="130"):
         perplexity(trained / "rope", *flags)
     (partial,) = tmp_path.iterdir()
     assert partial.name.startswith("a.json.") and partial.suffix == ".partial"
@@ -495,7 +499,7 @@ def test_a_killed_evaluation_goes_on_after_the_last_length(trained, tmp_path, mo
     with monkeypatch.context() as other:
         measured[:] = []
         other.setattr(ppl, "measure", dying)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SystemExit, match="130"):
             perplexity(trained / "rope", *flags)
     perplexity(trained / "rope", *flags, "--mask_eot")
     assert measured[-3:] == [16, 32, 64], "parts of another measurement are not used"
@@ -559,6 +563,15 @@ def test_compare_checks_where_it_writes_before_it_reads(trained, tmp_path, capsy
     for _ in range(2):
         evaluation.main(["compare", str(a), str(a), "--out", str(tmp_path / "new/deep/c.json")])
     assert read(tmp_path / "new/deep/c.json")["kind"] == "compare"
+
+
+def test_a_config_that_is_none_is_no_traceback(trained, tmp_path, capsys):
+    odd = shutil.copytree(trained / "rope", tmp_path / "odd")
+    shutil.rmtree(odd / "eval", ignore_errors=True)
+    (odd / "config.yaml").write_text("model: 3\ndata: 3\n")
+    assert "no results of the same kind" in fault(capsys, "compare", odd, trained / "rove")
+    line = fault(capsys, "perplexity", "--checkpoint", odd, "--device", "cpu")
+    assert "--data: the run's data folder (None)" in line
 
 
 def test_a_path_inside_a_run_is_answered_with_the_folder(trained):

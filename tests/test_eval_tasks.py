@@ -106,7 +106,7 @@ def test_core_is_the_same_for_any_batch_and_ranks_and_resumes_by_task(
     for _ in range(2):
         try:
             run("core", trained / "rove", *flags, "--out", tmp_path / "d.json")
-        except KeyboardInterrupt:
+        except SystemExit:
             continue
     assert done == ["copa", "winograd", "winograd", "bigbench_repeat_copy_logic"]
     assert read(tmp_path / "d.json") | {"created": ""} == whole
@@ -307,6 +307,8 @@ def test_compare_of_two_runs_takes_what_both_have(trained, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.count(" minus ") == 2 and shown.count("left out: ") == 1
     assert "tokens is 640" in shown
+    twice = [f"{one},{one}" for one in both]
+    assert "nothing to compare is left" in refused(capsys, "compare", *twice)
     assert "A has 2 results" in refused(capsys, "compare", ",".join(files), files[0])
     assert "takes A and B" in refused(capsys, "compare", files[0])
     assert "no/such" in refused(capsys, "compare", "no/such", files[0])

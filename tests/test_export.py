@@ -557,8 +557,11 @@ def test_a_folder_that_holds_something_is_refused(base, tmp_path, capsys):
     assert str(out) in said and "name another" in said
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]
     (out / "notes.txt").unlink()
+    capsys.readouterr()
     export(run, out)
     assert GPT.from_checkpoint(out).config.pos_mode == "rope"
+    assert f"from_pretrained('{out}', trust_remote_code=True)" in capsys.readouterr().out
+    assert "is a file" in error_of(capsys, "--checkpoint", run, "--out_dir", out / "config.json/x")
     assert "not empty" in error_of(capsys, "--checkpoint", run, "--out_dir", out)
     modes = {path.stat().st_mode for path in out.iterdir()}
     assert len(modes) == 1, "files have the modes that the umask gives"

@@ -184,18 +184,19 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_written(
 
 
 def test_a_run_explains_itself(tmp_path, capsys):
-    data = make_data(tmp_path / "data")
-    flags = tiny_flags(data, tmp_path / "run", train__log_interval=2)
+    data, out = make_data(tmp_path / "data"), tmp_path / "a run"
+    flags = tiny_flags(data, out, train__log_interval=2)
     train.main([*flags, "--dry_run"])
     before = capsys.readouterr().out
     for word in ("parameters", "tokens", "8 steps of 256", "FLOPs", "of memory", "checkpoints of"):
         assert word in before, before
-    assert not (tmp_path / "run").exists()
+    assert not out.exists()
     train.main(flags)
     shown = capsys.readouterr().out
     assert before.endswith("dry run: nothing is written\n")
     assert shown.startswith(before.rpartition("dry run")[0]) and "to go at this rate" in shown
-    assert "best val loss" in shown and f"sample.py --checkpoint {tmp_path / 'run'}" in shown
+    assert "best val loss" in shown and f"sample.py --checkpoint '{out}'" in shown
+    assert f"eval.py perplexity --checkpoint '{out}'" in shown
 
 
 def test_the_memory_estimate_is_of_the_right_size(tmp_path):

@@ -517,7 +517,7 @@ def test_a_killed_evaluation_goes_on_unless_its_data_has_changed(trained, tmp_pa
     monkeypatch.setattr(running, "evaluate", killed)
     flags = ["--tasks", ",".join(NAMES), "--include_path", tasks]
     out = tmp_path / "out.json"
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit, match="130"):
         run(trained / "byte", out, *flags)
     assert len(list(tmp_path.glob("*.partial"))) == 1 and not out.exists()
     result = run(trained / "byte", out, *flags)

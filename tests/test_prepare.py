@@ -478,6 +478,7 @@ def test_output_folder_and_tokenizer_that_cannot_be_used(
     check_refused(f"--out_dir {file}/out: {file} is a file; name", *argv, file / "out")
     check_refused(f"--out_dir {file}: is a file; name a folder", *argv, file)
     check_refused(f"--out_dir {link}: is a link to nothing; name a folder", *argv, link)
+    check_refused(f"--out_dir {file}: is a file; name a folder", *argv, file, "--dry_run")
     check_refused("--out_dir '': is empty", *argv, "")
     too_many = lambda *args, **kwargs: Tokenizer("big", 70000, 69999, "0")  # noqa: E731
     monkeypatch.setattr(prepare_fineweb, "load_tokenizer", too_many)

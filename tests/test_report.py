@@ -676,7 +676,9 @@ def test_arguments(tmp_path, capsys):
     check_refused(capsys, tmp_path / "nothing", words=["nothing: no run folder"])
     check_refused(capsys, run, "--outt", out, words=["--outt"])
     (tmp_path / "file").write_text("")
-    check_refused(capsys, run, "--out", tmp_path / "file", words=["is a file"])
+    check_refused(capsys, run, "--out", tmp_path / "file", words=["--out", "is a file"])
+    check_refused(capsys, run, "--out", tmp_path / "file/in", words=["--out", "is a file"])
+    check_refused(capsys, "", words=["no run folders given"])
     config = (run / "config.yaml").read_text()
     for bad, word in (("n_layer: two", "model.n_layer"), ("pos_mode: 3", "model.pos_mode")):
         key = bad.split(":")[0]

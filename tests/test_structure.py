@@ -283,6 +283,14 @@ def test_bad_requests_are_one_line(trained, capsys, mode, flags, word):
     assert stop.value.code == 2 and error.count("\n") == 1 and word in error, error
 
 
+def test_a_picture_of_the_users_is_left_alone(trained, tmp_path, capsys):
+    (tmp_path / "s.png").write_text("mine")
+    with pytest.raises(SystemExit):
+        structure(trained / "rove", "--out", str(tmp_path / "s.json"))
+    assert "s.png: is none of a result's" in capsys.readouterr().err
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["mine"]
+
+
 def test_text_shorter_than_the_length_is_refused(trained, tmp_path):
     data = make_data(tmp_path / "data", val=10)
     arguments = ["--checkpoint", trained / "rove", "--data", data, "--length", "11"]

@@ -510,10 +510,20 @@ def test_dry_run_writes_nothing(data, tmp_path, capsys):
 
 def test_dry_run_refuses_what_the_run_would(data, tmp_path, capsys):
     run(data, tmp_path / "run")
+    goes_on = {"train__resume": "auto"}
+    train.main([*tiny_flags(data, tmp_path / "run", **goes_on), "--dry_run"])
+    shown = capsys.readouterr().out
+    assert "resumed from" in shown and "dry_run was" not in shown
     (tmp_path / "file").write_text("")
+    other = make_data(tmp_path / "other", seed=1)
+    damaged = shutil.copytree(tmp_path / "run", tmp_path / "damaged")
+    for path in (damaged / "checkpoints").glob("*.pt"):
+        path.write_bytes(path.read_bytes()[:100])
     for out, changes, words in (
         ("run", {}, "holds a run"),
-        ("run", {"train__resume": "auto", "model__n_layer": 1}, "keep that"),
+        ("run", {**goes_on, "model__n_layer": 1}, "keep that"),
+        ("run", {**goes_on, "data__dir": other}, "its data differ"),
+        ("damaged", goes_on, "no checkpoint there is whole"),
         ("file", {}, "is a file"),
     ):
         before = [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))]
@@ -521,6 +531,13 @@ def test_dry_run_refuses_what_the_run_would(data, tmp_path, capsys):
             train.main([*tiny_flags(data, tmp_path / out, **changes), "--dry_run"])
         assert words in capsys.readouterr().err
         assert before == [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))]
+
+
+def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_again(data, tmp_path, capsys):
+    run(data, tmp_path / "run", train__max_steps=2)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    train.main(tiny_flags(data, tmp_path / "run", train__max_steps=2, train__resume="auto"))
+    assert f"{tmp_path / 'run'} has no checkpoint yet; it starts" in capsys.readouterr().out
 
 
 def test_compiled_and_plain_runs_go_on_as_each_other(data, tmp_path, monkeypatch):

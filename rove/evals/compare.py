@@ -16,7 +16,7 @@ from rove.evals.core.tasks import BY_LABEL
 from rove.evals.results import make_room, read_result
 from rove.evals.ruler.results import by_context, gain_of
 from rove.files import write_json
-from rove.runs import read_run_config
+from rove.runs import run_setting
 from rove.words import names_in
 
 Result = dict[str, Any]
@@ -56,7 +56,7 @@ def run(a: str, b: str, out: str | None) -> None:
         for row in rows:
             print(f"  {_shown(row)}")
     if not comparisons:
-        raise ValueError(f"{a} and {b}: nothing was measured alike in both")
+        raise ValueError(f"{a} and {b}: nothing to compare is left; the reasons stand above")
     if out is not None:
         write_json(Path(out), {"kind": "compare", "comparisons": comparisons})
         print(f"wrote {out}")
@@ -90,7 +90,7 @@ def pair_up(a: list[Path], b: list[Path]) -> list[tuple[list[Path], list[Path]]]
 
 def _by_name(folder: Path) -> dict[str, Path]:
     """Return a run's result files by name without the value path, that of its training."""
-    trained = str(read_run_config(folder).get("model", {}).get("pos_mode", ""))
+    trained = run_setting(folder, "model.pos_mode") or ""
     arms = [arm for arm in ("rope", "rove") if trained.startswith(arm)] or ["rope", "rove"]
     files = {}
     for path in sorted(folder.glob("eval/*.json")):

@@ -11,7 +11,7 @@ from rove.report.plots import why_no_plots
 from rove.report.read import Run
 from rove.report.tables import number, table
 from rove.report.training import training_section
-from rove.runs import read_run_config
+from rove.runs import run_setting
 
 KINDS = ("perplexity", "core", "ruler")
 HEAD = """---
@@ -153,10 +153,9 @@ def _facts(run: Path, rows: list[dict[str, Any]], config: dict[str, Any]) -> str
 
 def _data_name(run: Path) -> str:
     """Return the name of a run's data folder, and of the data set where its manifest is here."""
-    data = read_run_config(run).get("data")
-    if not isinstance(data, dict) or not isinstance(data.get("dir"), str):
+    if (named := run_setting(run, "data.dir")) is None:
         return ""
-    folder = Path(data["dir"])
+    folder = Path(named)
     try:
         manifest = read_manifest(folder) or {}
     except (ValueError, OSError):

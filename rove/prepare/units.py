@@ -241,7 +241,7 @@ def _utf8(data: bytes, where: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8 at byte {error.start}") from error
+        raise ValueError(f"{where}: not UTF-8 at byte {error.start}; convert it") from error
 
 
 def one_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rove.checkpoint import latest_path, read_checkpoint
+from rove.errors import how_to_install
 from rove.report.core import AGGREGATES, core_labels
 from rove.report.lm_eval import metrics_of
 from rove.report.perplexity import is_usual
@@ -42,7 +43,7 @@ def publish(
             finally:
                 made.finish()
     except ImportError as error:
-        remedy = "install it with `pip install -r requirements.txt`"
+        remedy = how_to_install("requirements.txt")
         raise ValueError(f"--wandb {mode}: no wandb ({error}); {remedy}") from error
     except (Exception, SystemExit) as error:  # wandb raises many kinds
         done = "the report's own files are written"

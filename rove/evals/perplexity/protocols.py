@@ -99,7 +99,7 @@ def open_text(protocol: Protocol, val: TokenData, lengths: Sequence[int], max_to
     Raises ValueError when the split has not even one unit.
     """
     U, short = lengths[-1], min(STRIDE, lengths[0])
-    if max_tokens < 0:
+    if max_tokens < 1:
         raise ValueError(f"max_tokens={max_tokens}: must be at least 1")
     n_scored = short if protocol == "tail" else U
     most = max_tokens // n_scored

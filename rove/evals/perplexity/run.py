@@ -20,7 +20,7 @@ GPU_TOKENS, CPU_TOKENS, CPU_UNITS = 10_485_760, 131_072, 20
 def open_data(e: Session, folder: str | None) -> TokenData:
     """Return the validation split of `folder`, or of the run's data; its vocabulary must fit."""
     if folder is None:
-        folder = runs.read_run_config(e.run).get("data", {}).get("dir")
+        folder = runs.run_setting(e.run, "data.dir")
         if folder is None or not Path(folder).is_dir():
             raise ValueError(f"--data: the run's data folder ({folder}) is not here; name one")
     val = open_split(folder, "val", e.say)

@@ -30,6 +30,7 @@ from rove.evals.ruler import (
 from rove.evals.ruler.results import by_context, gain_of
 from rove.evals.ruler.tasks import find_task
 from rove.evals.session import Session
+from rove.files import check_folder
 from rove.tokenizer import Tokenizer, load_tokenizer
 from rove.words import names_in
 
@@ -81,6 +82,7 @@ def run(e: Session) -> None:
     jobs = find_samples(e, tokenizer)
     if s.save_samples is not None and e.world.is_main:
         folder = Path(s.save_samples)
+        check_folder("--save_samples", folder)
         folder.mkdir(parents=True, exist_ok=True)
         for (task, length), samples in jobs.items():
             write_samples(folder / f"{task}_{length}.jsonl", samples)

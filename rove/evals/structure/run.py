@@ -43,6 +43,9 @@ def run(e: Session) -> None:
     path = result_path(s.out, e.run, "structure", mode, values)
     if path.suffix == ".png":
         raise ValueError(f"--out {path}: names the JSON; the picture gets .png by itself")
+    picture = path.with_suffix(".png")
+    if picture.exists() and not path.exists():
+        raise ValueError(f"{picture}: is none of a result's; give another --out, or move it away")
     factor = one_factor(e, mode, s.length, e.trained["block_size"])
     if unused := [key for key, usual in UNUSED.items() if getattr(s, key) not in usual]:
         e.say(f"warning: {', '.join(unused)}: no effect, as this is float64 on the CPU")
@@ -56,7 +59,7 @@ def run(e: Session) -> None:
     partial = Partial(path, e.identity("structure", **setting), e.world)
     partial.finish(path, e.common("structure") | setting | found)
     e.say(f"wrote {path}")
-    _draw(e, path.with_suffix(".png"), blocks, f"{mode}, layer {s.layer}, head {s.head}")
+    _draw(e, picture, blocks, f"{mode}, layer {s.layer}, head {s.head}")
 
 
 def check_settings(s: Any, trained: dict[str, Any], n_tokens: int) -> None:
