@@ -6,8 +6,8 @@
 Saves the full state (weights, both AdamW moments) several times as training does (temporary file,
 fsync, rename, hash) and times micro-steps of 124M on this device (forward and backward, compiled,
 in the precision that `auto` picks). The share is save time / (save time + steps x step time), of
-the steps between two saves. The peer's save, in turns with ours, is nanoGPT's: torch.save of the
-same kind of state, without fsync, hash or rename.
+the steps between two saves, a step being its micro-steps alone. The peer's save, in turns with
+ours, is nanoGPT's: torch.save of the same kind of state, without fsync, hash or rename.
 """
 
 import statistics
@@ -105,17 +105,21 @@ def main(argv: list[str]) -> None:
     names = ["save", "micro-step"]
     with user_errors(), tempfile.TemporaryDirectory(dir=s.dir) as folder:
         timing.check_settings(s)
+        micro_tokens, t = s.micro_batch_size * s.block_size * s.world_size, TrainConfig()
+        if t.tokens_per_step % micro_tokens:
+            sizes = "--micro_batch_size x --block_size x --world_size"
+            raise ValueError(f"{sizes} {micro_tokens}: must divide a step's {t.tokens_per_step}")
         if s.peer is not None:
             timing.peer_module(s.peer, "model.py")
             names.append("nanoGPT")
         sides: dict[str, Any] = {name: partial(make_side, s, folder, name) for name in names}
         times = timing.alternate(sides, s.repeats, 2, device.type)
         size_bytes = max(file.stat().st_size for file in Path(folder).rglob("step_*.pt"))
-    t = TrainConfig()
-    micro_steps = t.tokens_per_step / (s.micro_batch_size * s.block_size * s.world_size)
-    step_s = statistics.median(times.pop("micro-step")) * micro_steps
-    result = timing.summary(times, "save", size_bytes=size_bytes, step_s=step_s,
-                     **timing.described(s, device, s.compile))  # fmt: skip
+    micro_times = times.pop("micro-step")
+    step_s = statistics.median(micro_times) * (t.tokens_per_step // micro_tokens)
+    more = {"size_bytes": size_bytes, "step_s": step_s, "micro_steps_s": micro_times}
+    more |= {"tokens_per_step": t.tokens_per_step, "checkpoint_interval": t.checkpoint_interval}
+    result = timing.summary(times, "save", **more, **timing.described(s, device, s.compile))
     timing.show(result, "save")
     save_s = result["save"]["median_s"]
     share = result["share"] = save_s / (save_s + t.checkpoint_interval * step_s)

@@ -4,8 +4,10 @@
     python bench/eval_memory.py --peer ../nanoGPT
 
 The evaluation runs in a process of its own, from a checkpoint that is written for it (with its
-optimizer's state, as training leaves it); the peak is that process's resident set. The peer's side
-is its model of that block size, made anew, and one forward pass with targets and no gradient.
+optimizer's state, as training leaves it); the peak is that process's resident set. Its time has
+what eval.py does beside: starting, reading the checkpoint and its hash, two passes of at most 1,024
+tokens for its estimate of the cost. The peer's side is its model of that block size on the CPU,
+made anew, and one forward pass with targets and no gradient.
 """
 
 import multiprocessing
@@ -27,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import timing  # noqa: E402
 
-from model import GPT, GPTConfig  # noqa: E402
+from model import GPT, GPTConfig, PosMode  # noqa: E402
 from rove import checkpoint as ckpt  # noqa: E402
 from rove import device as dev  # noqa: E402
 from rove.config import load  # noqa: E402
@@ -50,7 +52,7 @@ class Settings:
     """tokens of the window"""
     device: dev.DeviceName = "cpu"
     """where to evaluate; the peak is that of the host's memory"""
-    pos_mode: str = "rove+yarn"
+    pos_mode: PosMode = "rove+yarn"
     """position mode of the evaluation"""
     peer: str | None = None
     """checkout of nanoGPT"""
@@ -115,8 +117,8 @@ def measure_sides(s: Settings, folder: Path) -> dict[str, dict[str, Any]]:
         sizes = [str(n) for n in (s.n_layer, s.n_head, s.n_embd, s.length)]
         sides["nanoGPT"] = [sys.executable, __file__, "run-peer", s.peer, *sizes]
     found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
-    for _ in range(s.repeats):
-        for side, own in sides.items():
+    for number in range(s.repeats):
+        for side, own in sorted(sides.items(), reverse=number % 2 == 1):
             (folder / "result.json").unlink(missing_ok=True)
             found[side].append(measure(own))
     return {
@@ -124,6 +126,7 @@ def measure_sides(s: Settings, folder: Path) -> dict[str, dict[str, Any]]:
             "peak_mib": statistics.median(peaks),
             "seconds": statistics.median(seconds),
             "peaks_mib": list(peaks),
+            "times_s": list(seconds),
         }
         for side, (peaks, seconds) in (
             (side, zip(*pairs, strict=True)) for side, pairs in found.items()
@@ -137,6 +140,8 @@ def main(argv: list[str]) -> None:
     with user_errors(), tempfile.TemporaryDirectory() as name:
         timing.check_settings(s)
         device = dev.resolve_device(s.device)
+        if s.peer is not None and device.type != "cpu":
+            raise ValueError(f"--peer {s.peer}: is measured on the CPU; use --device cpu")
         sides = measure_sides(s, Path(name))
     ours, peer = sides["eval.py"], sides.get("nanoGPT")
     for side, own in sides.items():

@@ -86,16 +86,17 @@ def main(argv: list[str]) -> None:
             raise ValueError(f"--prompt_tokens and --new_tokens: more than {BLOCK_SIZE} in all")
         device = dev.resolve_device("auto")
         dtype = dev.resolve_dtype(s.dtype, device, s.n_embd)
-        names = ["rope", "rove", *([PLAIN, CAST] if s.peer is not None else [])]
+        names = ["rope", "rove"]
         if s.peer is not None:
             timing.peer_module(s.peer, "model.py")
+            names += [PLAIN, CAST] if device.type == "cpu" else [CAST]
         sides: dict[str, Any] = {name: partial(make_generate, s, name) for name in names}
         times = timing.alternate(sides, s.repeats, device=device.type)
-    base = PLAIN if s.peer is not None else "rope"
+    base = next(name for name in (PLAIN, CAST, "rope") if name in times)
     result = timing.summary(times, base, dtype=str(dtype), **timing.described(s, device))
     print(f"{s.new_tokens} tokens behind {s.prompt_tokens}, {dtype}")
     timing.show(result, base)
-    if s.peer is not None:
+    if PLAIN in times:
         others = {name: own for name, own in times.items() if name != PLAIN}
         timing.show(timing.summary(others, CAST), CAST)
     for name in times:

@@ -11,7 +11,7 @@ stop() { echo "error: $1; $usage" >&2; exit 2; }
 out= peer=() dry=
 while [ $# -gt 0 ]; do
     case $1 in
-        --peer) [ -d "${2:-}" ] || stop "--peer ${2:-}: is no folder"
+        --peer) [ -f "${2:-}/model.py" ] || stop "--peer ${2:-}: has no model.py"
                 peer=(--peer "$(realpath "$2")"); shift 2 ;;
         --dry_run) dry=yes; shift ;;
         -*) stop "unknown flag $1" ;;
@@ -21,12 +21,10 @@ done
 [ -n "$out" ] || stop "no OUT given"
 mkdir -p "$out" 2>/dev/null && [ -w "$out" ] || stop "$out: cannot be written"
 out=$(realpath "$out")
-for kind in json log; do  # of an earlier call, and nothing else
-    rm -f "$out"/{checks,generate,eval_16k}.$kind "$out"/step_{124m,354m}_[0-9]*.$kind
-done
+[ -z "$(ls -A "$out")" ] || stop "$out: holds something; name a new folder"
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
-[ -x "$python" ] || python=python3
+[ -n "${PYTHON:-}" ] || [ -x "$python" ] || python=python3
 small="--n_layer 12 --n_head 12 --n_embd 768" large="--n_layer 24 --n_head 16 --n_embd 1024"
 context=1024 small_batches="16 32" large_batches="8 16" repeats=10 length=16384 checks= budget_s=470
 if [ -n "$dry" ]; then
@@ -44,8 +42,11 @@ run() {  # run NAME COMMAND...: keep what it prints; go on when it fails or its 
         return
     fi
     echo "== $name, after $SECONDS s"
-    if ! timeout $left "$@" --out "$out/$name.json" > "$out/$name.log" 2>&1; then
-        echo "FAILED: $name, see $out/$name.log"
+    timeout $left "$@" --out "$out/$name.json" > "$out/$name.log" 2>&1
+    local code=$?
+    [ $code -ne 124 ] || echo "time ran out after $left s" >> "$out/$name.log"
+    if [ $code -ne 0 ] || [ ! -s "$out/$name.json" ]; then
+        echo "FAILED ($code): $name, see $out/$name.log"
         failed=1
     fi
     tail -n 14 "$out/$name.log"

@@ -4,8 +4,9 @@
 
 Without --files, a parquet file is made of lines of the interpreter's standard library, drawn at
 random. The peer's script runs as it is, with its hub data set and its number of processes replaced
-at run time. Beside them runs tiktoken alone in one thread (encode_ordinary, texts in memory); a
-side's share of that rate times the processes includes its start.
+at run time; both must write equally many tokens. Beside them runs tiktoken alone in one thread
+(encode_ordinary, texts in memory); a side's share of that rate times the processes includes its
+start.
 """
 
 import glob
@@ -26,12 +27,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
+import numpy as np  # noqa: E402
 import timing  # noqa: E402
 import torch  # noqa: E402
 
 from rove.config import load  # noqa: E402
 from rove.errors import user_errors  # noqa: E402
 from rove.files import write_json  # noqa: E402
+from rove.manifest import read_manifest  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,8 @@ def make_tiktoken(files: list[str]) -> Callable[[], object]:
     return lambda: sum(len(encode(text)) for text in texts)
 
 
-def make_ours(pattern: str, num_workers: int) -> Callable[[], object]:
-    """Return a call that prepares the files with prepare_fineweb.py."""
+def make_ours(pattern: str, num_workers: int, counted: Path) -> Callable[[], object]:
+    """Return a call that prepares the files with prepare_fineweb.py; `counted`: for its tokens."""
 
     def prepare() -> None:
         command = [sys.executable, str(ROOT / "prepare_fineweb.py"), "--source", "files"]
@@ -96,15 +99,20 @@ def make_ours(pattern: str, num_workers: int) -> Callable[[], object]:
         with tempfile.TemporaryDirectory() as folder:
             command += ["--out_dir", f"{folder}/shards"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            manifest = read_manifest(Path(folder) / "shards") or {}
+            counted.write_text(str(sum(shard["tokens"] for shard in manifest["shards"])))
 
     return prepare
 
 
-def make_peers(files: list[str], num_workers: int, peer: str) -> Callable[[], object]:
+def make_peers(
+    files: list[str], num_workers: int, peer: str, counted: Path
+) -> Callable[[], object]:
     """Return a call that runs the peer's script in a process of its own."""
 
     def prepare() -> None:
-        command = [sys.executable, __file__, "run-peer", peer, str(num_workers), *files]
+        command = [sys.executable, __file__, "run-peer", peer, str(num_workers), str(counted)]
+        command += files
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f"--peer {peer}: {done.stderr.strip().splitlines()[-1]:.200}")
@@ -112,7 +120,7 @@ def make_peers(files: list[str], num_workers: int, peer: str) -> Callable[[], ob
     return prepare
 
 
-def run_peer(peer: str, num_workers: int, files: list[str]) -> None:
+def run_peer(peer: str, num_workers: int, counted: Path, files: list[str]) -> None:
     """Run fineweb.py on local files: from a copy, as it writes beside itself."""
     import datasets
     import tiktoken
@@ -128,6 +136,8 @@ def run_peer(peer: str, num_workers: int, files: list[str]) -> None:
         datasets.load_dataset = lambda *_, **__: local()
         script = shutil.copy(Path(peer) / "fineweb.py", folder)
         runpy.run_path(script, run_name="__main__")
+        written = Path(folder).rglob("*.npy")
+        counted.write_text(str(sum(np.load(path, mmap_mode="r").size for path in written)))
 
 
 def main(argv: list[str]) -> None:
@@ -149,12 +159,17 @@ def main(argv: list[str]) -> None:
             check_parquet(file)
         n_file_bytes = sum(Path(file).stat().st_size for file in files)
         sides: dict[str, Any] = {"tiktoken, one thread": partial(make_tiktoken, files)}
-        sides["prepare_fineweb.py"] = partial(make_ours, pattern, s.num_workers)
+        counted = {side: Path(name) / side for side in ("prepare_fineweb.py", "build-nanogpt")}
+        ours, theirs = counted.values()
+        sides[ours.name] = partial(make_ours, pattern, s.num_workers, ours)
         if s.peer is not None:
-            sides["build-nanogpt"] = partial(make_peers, files, s.num_workers, s.peer)
+            sides[theirs.name] = partial(make_peers, files, s.num_workers, s.peer, theirs)
         times = timing.alternate(sides, s.repeats)
+        tokens = {side: path.read_text() for side, path in counted.items() if path.exists()}
+        if s.peer is not None and tokens[ours.name] != tokens.get(theirs.name):
+            raise ValueError(f"--peer {s.peer}: wrote other tokens than ours, {tokens}")
     base = list(sides)[-1]
-    result = timing.summary(times, base, file_bytes=n_file_bytes)
+    result = timing.summary(times, base, file_bytes=n_file_bytes, tokens=tokens)
     print(f"{len(files)} parquet files, {n_file_bytes / 1e6:.0f} MB")
     timing.show(result, base)
     alone_s = result["tiktoken, one thread"]["median_s"] / s.num_workers
@@ -168,6 +183,6 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["run-peer"]:
-        run_peer(sys.argv[2], int(sys.argv[3]), sys.argv[4:])
+        run_peer(sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:])
     else:
         main(sys.argv[1:])

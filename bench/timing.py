@@ -5,6 +5,7 @@ import importlib.util
 import multiprocessing
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -26,7 +27,8 @@ Make = Callable[[], Callable[[], object]]  # in its own process: prepare, return
 def alternate(sides: dict[str, Make], repeats: int, warm_up: int = 1, device: str = "cpu") -> Times:
     """Return the seconds of `repeats` calls of each side, taken in turns after warm_up rounds.
 
-    Turns, because a machine's speed drifts: only ratios of medians from one run mean anything. Each
+    Turns, because a machine's speed drifts: only ratios of medians from one run mean anything; in
+    an order that is drawn anew for each round, so that nobody always follows the same one. Each
     side lives in a process of its own, so that none profits from what another sets or allocates.
     """
     context = multiprocessing.get_context("spawn")
@@ -39,16 +41,20 @@ def alternate(sides: dict[str, Make], repeats: int, warm_up: int = 1, device: st
         workers[name] = (process, here)
     times: Times = {name: [] for name in sides}
     try:
-        order = list(workers.items())
+        order, draw = list(workers.items()), random.Random(0)
         for number in range(warm_up + repeats):
-            order = order[1:] + order[:1]  # nobody always follows the same one
+            draw.shuffle(order)
             for name, (_, pipe) in order:
                 pipe.send("go")
                 seconds = pipe.recv()
                 if number >= warm_up:
                     times[name].append(seconds)
     except (EOFError, ConnectionError):
-        raise ValueError(f"side {name!r} failed; its traceback stands above") from None
+        process = workers[name][0]
+        process.join(30)
+        killed = f"was ended by signal {-(process.exitcode or 0)}, 9 may be for want of memory"
+        how = killed if (process.exitcode or 0) < 0 else "failed; its traceback stands above"
+        raise ValueError(f"side {name!r} {how}") from None
     finally:
         for process, pipe in workers.values():
             pipe.close()
@@ -73,7 +79,7 @@ def summary(times: Times, base: str, **more: Any) -> dict[str, Any]:
     Ratios are those of the medians; `faster_low` and `faster_high` are the quartiles of the ratios
     within a round.
     """
-    result: dict[str, Any] = dict(more)
+    result: dict[str, Any] = {"base": base, **more}
     for name, own in times.items():
         ratios = [b / x for b, x in zip(times[base], own, strict=True)]
         low, high = (_quartile(ratios, q) for q in (1, 3))
@@ -141,7 +147,7 @@ def peer_module(folder: str, file: str) -> Any:
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever is wrong with their file
+    except (Exception, SystemExit) as error:  # whatever is wrong with their file
         raise ValueError(f"--peer {folder}: {file} cannot be imported: {error!r:.120}") from error
     finally:
         sys.dont_write_bytecode = writes
@@ -162,6 +168,11 @@ def check_settings(settings: Any) -> None:
     n_embd, n_head = getattr(settings, "n_embd", 64), getattr(settings, "n_head", 1)
     if n_embd % (2 * n_head):
         raise ValueError(f"--n_embd {n_embd}: must be --n_head {n_head} times an even number")
+    if getattr(settings, "compile", False) and (why := dev.missing_compiler(torch.device("cpu"))):
+        raise ValueError(f"--compile true: {why}; install one or use --compile false")
+    files = [getattr(settings, key, None) for key in ("out", "profile")]
+    if None not in files and Path(files[0]).absolute() == Path(files[1]).absolute():
+        raise ValueError(f"--out and --profile {files[0]}: name two files")
     for key in ("out", "profile"):
         if (file := getattr(settings, key, None)) is None:
             continue

@@ -1,16 +1,23 @@
 """The benchmarks run at sizes that say nothing, and their arithmetic is right."""
 
+import functools
 import importlib
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 from helpers import ROOT, run_script
 
 sys.path.insert(0, str(ROOT / "bench"))
 
+import device_checks  # noqa: E402
+import table  # noqa: E402
 import timing  # noqa: E402
 
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--repeats", "2"]
@@ -29,11 +36,37 @@ def test_sides_take_turns_in_processes_of_their_own_and_a_failing_one_is_named()
     assert all(len(own) == 3 and min(own) > 0.005 for own in times.values())
     with pytest.raises(ValueError, match="'bad' failed"):
         timing.alternate({"bad": make_nothing}, repeats=1)
+    with pytest.raises(ValueError, match="'killed' was ended by signal 9"):
+        timing.alternate({"killed": make_killed}, repeats=1)
+
+
+def test_warm_up_is_not_counted_and_nobody_always_follows_the_same_one(tmp_path):
+    log = tmp_path / "log"
+    sides = {name: functools.partial(make_slow_at_first, log, name) for name in "abc"}
+    times = timing.alternate(sides, repeats=12, warm_up=2)
+    assert max(map(max, times.values())) < 0.2, "the first two took longer"
+    order = log.read_text()
+    assert all(sorted(order[n : n + 3]) == ["a", "b", "c"] for n in range(0, len(order), 3))
+    followers = {(a, b) for a, b in itertools.pairwise(order) if a != b}
+    assert followers == set(itertools.permutations("abc", 2))
+
+
+def make_slow_at_first(log, name):
+    calls = itertools.count()
+
+    def call():
+        with log.open("a") as file:
+            file.write(name)
+        time.sleep(0.3 if next(calls) < 2 else 0)
+
+    return call
+
+
+def make_killed():
+    os.kill(os.getpid(), 9)
 
 
 def make_pause():
-    import time
-
     return lambda: time.sleep(0.01)
 
 
@@ -58,6 +91,8 @@ def test_benchmarks_write_what_they_measured(tmp_path, script, flags, keys):
     content = json.loads(out.read_text())
     for side in ("rope", "rove"):
         assert len(content[side]["times_s"]) == 2 and content[side][keys] > 0
+    ratio = content["rove"]["median_s"] / content["rope"]["median_s"]
+    assert content["rove_over_rope"] == ratio and content["peer_commit"] is None
     assert content["settings"]["n_embd"] == 16 and "torch" in content["device"]
 
 
@@ -104,7 +139,7 @@ def test_spread_never_leaves_what_was_measured():
     [
         ([], "no OUT given"),
         (["--dry_run"], "no OUT given"),
-        (["{out}", "--peer"], "is no folder"),
+        (["{out}", "--peer"], "has no model.py"),
         (["{out}", "--fast"], "unknown flag --fast"),
         (["/proc/x"], "cannot be written"),
     ],
@@ -115,21 +150,80 @@ def test_gpu_script_refuses_what_it_does_not_understand(tmp_path, arguments, wor
     assert done.returncode == 2 and done.stderr.startswith("error: ") and words in done.stderr
 
 
-def test_gpu_script_names_what_failed_and_shows_nothing_old(tmp_path):
-    """Every step fails here, as the stand-in for Python only fails."""
-    (tmp_path / "o").mkdir()
-    (tmp_path / "o/notes.json").write_text("of the user's own")
-    (tmp_path / "o/generate.json").write_text(json.dumps({"rove": {"median_s": 1, "faster": 1}}))
+@pytest.mark.parametrize(
+    ("does", "word"), [("echo this is why; exit 3", "generate.log: this is why"), ("exit 0", "see")]
+)
+def test_gpu_script_names_what_failed_and_takes_a_new_folder(tmp_path, does, word):
+    """Every step fails here, as the stand-in for Python only fails, or does nothing."""
     fake = tmp_path / "python"
-    fake.write_text(f'#!/bin/sh\ncase $1 in *table.py) exec {sys.executable} "$@";; esac\nexit 3\n')
+    fake.write_text(f'#!/bin/sh\ncase $1 in *table.py) exec {sys.executable} "$@";; esac\n{does}\n')
     fake.chmod(0o755)
-    done = subprocess.run(
-        [str(ROOT / "bench/gpu.sh"), "o", "--dry_run"], cwd=tmp_path, capture_output=True,
-        text=True, env={**os.environ, "PYTHON": str(fake)},
-    )  # fmt: skip
-    assert done.returncode == 1 and done.stdout.count("FAILED: ") == 6, done.stdout
-    assert "| generate | | | | no result, see generate.log |" in done.stdout
-    assert (tmp_path / "o/notes.json").exists() and "notes" not in done.stdout
+    command = {"args": [str(ROOT / "bench/gpu.sh"), "o", "--dry_run"], "cwd": tmp_path}
+    command |= {"capture_output": True, "text": True, "env": os.environ | {"PYTHON": str(fake)}}
+    done = subprocess.run(**command)
+    assert done.returncode == 1 and done.stdout.count("FAILED (") == 6, done.stdout
+    assert f"| generate | | | | no result, {word}" in done.stdout
+    done = subprocess.run(**command)
+    assert done.returncode == 2 and "holds something; name a new folder" in done.stderr
+
+
+def test_the_table_shows_figures_in_their_units_and_what_was_missed():
+    side = {"median_s": 0.25, "faster": 2.0, "token_s": 0.004}
+    content = {"base": "rope", "rope": side, "rove": side, "rove_over_rope": 1.25, "peak_mib": 1500}
+    checks = [{"check": name, "value": value, "bound": 0.1, "holds": holds}
+              for name, value, holds in (("a", 0.05, True), ("b", "nan", False))]  # fmt: skip
+    assert table.lines_of("step", content | {"seconds": 3.0, "checks": checks}) == [
+        "| step | rope | 250.0 ms |  | 4.00 ms a token |",
+        "| step | rove | 250.0 ms | 2.00 x rope | 4.00 ms a token |",
+        "| step | rove / rope | 1.250 | | |",
+        "| step | eval.py | 3000 ms | | host's peak 1,500 MiB |",
+        "| step | a | 5.00e-02 <= 0.1 | | ok |",
+        "| step | b | nan <= 0.1 | | MISSED |",
+    ]
+
+
+@pytest.mark.parametrize("wrong", [math.nan, 1.0, math.inf])
+def test_a_device_that_misses_a_bound_fails(tmp_path, monkeypatch, capsys, wrong):
+    good = {"against_float64": {"float32": 0.0}, "compiled_against_eager": {"loss": 0.0}}
+    good |= {"update_against_float64": 0.0, "resumed_against_straight": 0.0}
+    for bad in (None, *good):
+        for name, value in good.items():
+            found = wrong if name == bad else 0.0
+            found = dict.fromkeys(value, found) if isinstance(value, dict) else found
+            monkeypatch.setattr(device_checks, name, lambda *_, found=found: found)
+        out = tmp_path / "checks.json"
+        if bad is None:
+            device_checks.main(["--out", str(out)])
+            continue
+        with pytest.raises(SystemExit, match="1"):
+            device_checks.main(["--out", str(out)])
+        rows = json.loads(out.read_text())["checks"]
+        assert not all(row["holds"] for row in rows) and "MISSED" in capsys.readouterr().out
+
+
+def test_the_update_check_sees_what_is_wrong(monkeypatch):
+    cpu, real = torch.device("cpu"), device_checks.update
+    for dtype in (torch.bfloat16, torch.float16):
+        assert device_checks.update_against_float64(cpu, dtype) <= device_checks.UPDATE_BOUND
+
+    def spoiled(what):
+        def update(optimizer, scaler, lr, clip):
+            if what == "rate":
+                return real(optimizer, scaler, -lr, clip)
+            if what == "clip":
+                return real(optimizer, scaler, lr, 2 * clip)
+            norm = real(optimizer, scaler, lr, clip)
+            if not norm.isfinite():
+                for state in optimizer.state.values():
+                    state["exp_avg_sq" if what == "moment" else "step"] += 1
+            return norm
+
+        return update
+
+    for what in ("rate", "clip", "moment", "step"):
+        monkeypatch.setattr(device_checks, "update", spoiled(what))
+        found = device_checks.update_against_float64(cpu, torch.bfloat16)
+        assert not found <= device_checks.UPDATE_BOUND, what
 
 
 @pytest.mark.parametrize(
@@ -137,6 +231,10 @@ def test_gpu_script_names_what_failed_and_shows_nothing_old(tmp_path):
     [
         ("generate", ["--prompt_tokens", "2000"], "more than 1024 in all"),
         ("device_checks", ["--n_embd", "32"], "--n_embd 32: must be a multiple of 64"),
+        ("device_checks", ["--length", "2"], "--length 2: must be 3 to 1024"),
+        ("train_step", ["--out", "x", "--profile", "./x"], "name two files"),
+        ("checkpoint", ["--micro_batch_size", "3"], "must divide a step's 524288"),
+        ("eval_memory", ["--pos_mode", "foo"], "--pos_mode"),
         ("prepare", ["--files", __file__], "no parquet file"),
     ],
 )

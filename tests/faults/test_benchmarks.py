@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import run_script
+from helpers import refused, run_script
 
 pytestmark = pytest.mark.faults
 TINY = ["--n_layer", "1", "--n_head", "2", "--n_embd", "16", "--repeats", "2"]
@@ -39,6 +39,9 @@ def test_prepare_benchmark_compares_with_tiktoken_alone(tmp_path):
     content = json.loads(out.read_text())
     assert content["file_bytes"] > 1e5
     assert 0 < content["prepare_fineweb.py"]["share_of_tiktoken"] < 2
+    (tmp_path / "fineweb.py").write_text("raise SystemExit(0)")
+    flags = ["--text_mb", "1", "--repeats", "1", "--peer", tmp_path]
+    assert "wrote other tokens than ours" in refused(run_script("bench/prepare.py", *flags))
 
 
 def test_generation_benchmark_writes_what_it_measured(tmp_path):
