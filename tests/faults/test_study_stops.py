@@ -47,7 +47,7 @@ def test_a_stopped_study_leaves_nothing_running_and_goes_on(tmp_path, count, num
     wait_for(lambda: len(list((tmp_path / "runs").glob("E1/*/*/checkpoints"))) > 0, 240)
     study.send_signal(number)
     out, err = study.communicate(timeout=60)
-    assert study.returncode == 130 and err.strip().splitlines()[-1].startswith("stopped")
+    assert study.returncode == 130 and err.strip().splitlines()[-1].startswith("interrupted")
     assert "Traceback" not in err
     wait_for(lambda: not trainings(tmp_path), 10)
     (tmp_path / "runs/E1/k1-h1").is_dir()
