@@ -140,17 +140,18 @@ def open_source(settings: Settings, commit: str | None) -> sources.Source:
 def prepare(settings: Settings) -> None:
     """Prepare a folder of shards, or go on with it, or find it finished."""
     folder, record = settings.folder, settings.recorded()
-    check_folder("--out_dir", folder)
     source = None
     if settings.source in ("files", "python-stdlib") or settings.local_dir:
         source = open_source(settings, None)
         record["input"] = source.fingerprint()
     if is_prepared(folder, record):
         print(f"{folder}: already prepared")
-    elif settings.source == "pretokenized":
-        fetch_shards(settings, folder, record)
     else:
-        make_shards(settings, folder, record, source)
+        check_folder("--out_dir", folder)  # a finished one may be read-only
+        if settings.source == "pretokenized":
+            fetch_shards(settings, folder, record)
+        else:
+            make_shards(settings, folder, record, source)
     if settings.long_docs and not settings.dry_run:
         with lock_folder(folder, "preparing"):
             write_long_docs(folder, settings.long_docs, settings.shard_tokens)

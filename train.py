@@ -180,7 +180,6 @@ def main(argv: list[str]) -> None:
 
     # What to run, checked before anything is written
     with user_errors():
-        check_folder("--out_dir", run)
         device = dev.resolve_device(t.device, world.local_rank)
         dev.keep_freed_memory(device)
         dtype = dev.resolve_dtype(t.dtype, device, config.model.n_embd)
@@ -222,6 +221,7 @@ def main(argv: list[str]) -> None:
     # The run folder: a new run, or the one that is there and what it had reached
     with user_errors():
         dist.connect(world, device, t.dist_timeout_s)
+        dist.on_main(world, partial(check_folder, "--out_dir", run))
         take = partial(lock_folder, run, "training")
         lock = None if config.dry_run else dist.on_main(world, take)  # held to the end
         fixed = ("model.", "seed", "train.tokens_per_step")

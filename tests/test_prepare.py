@@ -368,6 +368,17 @@ def test_full_disk_is_one_line(corpus, tmp_path):
     assert re.search(r"error: File too large: .*_train_000000\.bin\.tmp", done.stderr)
 
 
+def test_a_finished_folder_may_be_read_only_and_an_unfinished_one_not(
+    corpus, tmp_path, capsys, check_refused, monkeypatch
+):
+    prepare(tmp_path / "out", corpus / "*.jsonl")
+    monkeypatch.setattr("rove.files.os.access", lambda *_: False)
+    prepare(tmp_path / "out", corpus / "*.jsonl")
+    assert "already prepared" in capsys.readouterr().out
+    argv = ["--source", "files", "--files", f"{corpus}/*.jsonl", *SMALL, "--out_dir"]
+    check_refused("new: may not write in", *argv, tmp_path / "new")
+
+
 def test_finished_folder_is_kept(corpus, tmp_path, capsys, check_refused):
     prepare(tmp_path / "out", corpus / "*.jsonl")
     before, inode = hashes(tmp_path / "out"), (tmp_path / "out" / "manifest.json").stat().st_ino

@@ -533,6 +533,16 @@ def test_dry_run_refuses_what_the_run_would(data, tmp_path, capsys):
         assert before == [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))]
 
 
+def test_a_dry_run_of_two_ranks_resumes_and_writes_nothing(data, tmp_path):
+    run(data, tmp_path / "run", train__max_steps=2)
+    before = [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))]
+    flags = [*tiny_flags(data, tmp_path / "run", train__resume="auto"), "--dry_run"]
+    done = run_script("train.py", *flags, ranks=2)
+    assert done.returncode == 0 and "dry run: nothing is written" in done.stdout, done.stderr
+    assert "resumed from" in done.stdout and done.stdout.count("dry run:") == 1
+    assert before == [(path, path.stat().st_mtime_ns) for path in sorted(tmp_path.rglob("*"))]
+
+
 def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_again(data, tmp_path, capsys):
     run(data, tmp_path / "run", train__max_steps=2)
     shutil.rmtree(tmp_path / "run/checkpoints")
