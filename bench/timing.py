@@ -168,7 +168,8 @@ def check_settings(settings: Any) -> None:
     n_embd, n_head = getattr(settings, "n_embd", 64), getattr(settings, "n_head", 1)
     if n_embd % (2 * n_head):
         raise ValueError(f"--n_embd {n_embd}: must be --n_head {n_head} times an even number")
-    if getattr(settings, "compile", False) and (why := dev.missing_compiler(torch.device("cpu"))):
+    why = dev.missing_compiler(dev.resolve_device("auto"))
+    if getattr(settings, "compile", False) and why:
         raise ValueError(f"--compile true: {why}; install one or use --compile false")
     files = [getattr(settings, key, None) for key in ("out", "profile")]
     if None not in files and Path(files[0]).absolute() == Path(files[1]).absolute():
